@@ -1,0 +1,29 @@
+"""The inference servers, one file each. Importing this package registers them all."""
+
+from polar.engines.base import (
+    Chunk,
+    Engine,
+    EngineInfo,
+    Floats,
+    Generation,
+    Ids,
+    MessagesRequest,
+    Mode,
+    TokensRequest,
+    register,
+    registered,
+)
+
+__all__ = [
+    "Chunk",
+    "Engine",
+    "EngineInfo",
+    "Floats",
+    "Generation",
+    "Ids",
+    "MessagesRequest",
+    "Mode",
+    "TokensRequest",
+    "register",
+    "registered",
+]

@@ -1,0 +1,1 @@
+"""The ASGI app: keys, routing, budgets, pings, capture. Thin; decides nothing about tokens."""

@@ -1,0 +1,1 @@
+"""The harness CLIs, one file each: install, configure, command, conformance."""

@@ -1,0 +1,74 @@
+"""The token path's vocabulary: what a request is matched to, planned as and read back from.
+
+Knows no HTTP, no provider and no store. The order of a call is forward only:
+
+    request = path.normalise(request, secret)          # fold system messages, verify pointers, place image placeholders
+    keys = path.keys(request)                          # root and running fingerprints, linear in the request
+    match = history.match(keys, request)               # which recorded turn does it continue, and if none, why
+    plan = path.assemble(request, keys, match, parent) # prompt ids (or restored messages), cause of a break
+    reading = path.read(plan, generation, ref)         # the canonical answer, its tags, its own fingerprints
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polar.chat import Answer, ChatRequest, Message
+from polar.records import Break, Cause, Ids, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Fingerprints of a normalised request, 16 bytes each.
+
+    `root`: session-independent hash of what a prefix depends on (model, renderer and its settings, canonical tools, thinking switch,
+    template arguments). `strict[i]` and `loose[i]` cover messages `0..i` inclusive; `loose` leaves out root and system message.
+    """
+
+    root: bytes
+    strict: tuple[bytes, ...]
+    loose: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The turn that a request continues.
+
+    `parent` is its number; the first `shared` messages of the request are the parent's messages plus its answer, the rest is
+    new. `parent` with `cause` set means: this is the turn that the request would have continued, but its prompt must be
+    rendered afresh, and why. Neither: a root of its own.
+    """
+
+    parent: int | None = None
+    shared: int = 0
+    cause: Cause | None = None
+    detail: str = ""
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to send to the engine, and what will be recorded of the prompt."""
+
+    request: ChatRequest
+    """Normalised; in mode `messages` its messages carry the stored originals instead of what the harness sent back."""
+    keys: Keys
+    mode: Mode
+    prompt_ids: Ids | None
+    parent: int | None
+    shared: int
+    broken: Break | None = None
+    tags: set[str] = field(default_factory=set)
+    bridged: bool = False
+
+
+@dataclass(slots=True)
+class Reading:
+    """A generation read back. `message` is the answer to record and file under `turn`/`loose`; `answer` is what to encode."""
+
+    answer: Answer
+    message: Message
+    turn: bytes
+    loose: bytes
+    tags: frozenset[str]
+    thinking_tokens: int = 0
