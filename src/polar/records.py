@@ -77,14 +77,17 @@ class Session:
 class Completion:
     """One model call, complete.
 
-    `number` counts from 0 within the session, in order of arrival. `prompt_ids`, `sampled_ids`: int32[n]; `None` where the engine sent
-    none. `logprobs`: float32[len(sampled_ids)], NaN where one is missing. `messages` is the canonical request (system message first, if any),
-    `answer` the model's own message as parsed, with arguments and thinking as sampled. `shared` counts the leading `messages` that are `parent.messages`
-    plus `parent.answer`.
+    `number` counts from 0 within the session, in order of arrival; it is given at arrival, so a failed call leaves a
+    gap. `prompt_ids`, `sampled_ids`: int32[n]; `None` where the engine sent none. `logprobs`: float32[len(sampled_ids)],
+    NaN where one is missing. `messages` is the canonical request (system message first, if any),
+    `answer` the model's own message as parsed, with arguments and thinking as sampled. `shared` counts the leading
+    `messages` that are `parent.messages` plus `parent.answer`.
 
-    `root`, `turn` and `loose` are hashes (16 bytes) of the token path: of the settings that a prefix depends on, of root + messages + answer, and of
-    messages + answer alone. `request_digest` is of the wire body. `tags` are facts seen at capture: `ambiguous_parent`,
-    `tool_call_malformed`, `constrained`, `greedy`, `clamped`, `thinking_open`, ... `untrainable` says why nothing of it can be trained.
+    Hashes of the token path: `root` (32 bytes) is of what a prefix depends on, see `polar.tokens.plan.Keys`; `turn` and
+    `loose` (16 bytes) are of root + messages + answer and of messages + answer alone; `thinking_hash` (8 bytes) of the
+    answer's reasoning. `request_digest` is of the wire body. `tags` are facts seen at capture: `ambiguous_parent`,
+    `tool_call_malformed`, `constrained`, `greedy`, `clamped`, `thinking_open`, ... `untrainable` says why nothing of it
+    can be trained.
     `choice` > 0 for the further choices of one call with `n` > 1; each is a completion of its own.
     """
 
@@ -106,6 +109,7 @@ class Completion:
     root: bytes = b""
     turn: bytes = b""
     loose: bytes = b""
+    thinking_hash: bytes = b""
     request_digest: bytes = b""
     model_requested: str = ""
     model: str = ""
@@ -149,6 +153,7 @@ class Head:
     root: bytes
     turn: bytes
     loose: bytes
+    thinking_hash: bytes
     parent: int | None
     status: Status
     delivered: bool

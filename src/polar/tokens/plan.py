@@ -19,10 +19,11 @@ from polar.records import Break, Cause, Ids, Mode
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Fingerprints of a normalised request, 16 bytes each.
+    """Fingerprints of a normalised request.
 
-    `root`: session-independent hash of what a prefix depends on (model, renderer and its settings, canonical tools, thinking switch,
-    template arguments). `strict[i]` and `loose[i]` cover messages `0..i` inclusive; `loose` leaves out root and system message.
+    `root` (32 bytes) is four hashes of 8 bytes, so that two roots can be compared part by part to name what changed: model with
+    renderer; canonical tools; settings (thinking switch, template arguments); system message. `strict[i]` and `loose[i]` (16
+    bytes each) cover messages `0..i` inclusive; `strict` starts from the root, `loose` leaves root and system message out.
     """
 
     root: bytes
