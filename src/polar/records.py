@@ -158,3 +158,5 @@ class Head:
     status: Status
     delivered: bool
     choice: int = 0
+    sampled: int = 0
+    """Number of sampled ids, for budgets."""

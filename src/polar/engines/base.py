@@ -63,10 +63,11 @@ class MessagesRequest:
 class Generation:
     """One sampled continuation.
 
-    `prompt_ids`, `token_ids`: int32[n], `None` where the server sent none. `logprobs`: float32[len(token_ids)], NaN where one is
-    missing (the server sent null, or a non-finite value), `None` where there are none at all. `message` is set in mode `messages` only: the server's own
-    parse, tool-call ids as the server made them. `stop` is the matched stop string or token id, where the server says. `policy_version` is the
-    server's weight version, where it says. `top`: per token, the alternatives that a client asked for, as (id or text, log-probability).
+    `prompt_ids`, `token_ids`: int32[n], `None` where the server sent none. `logprobs`: float32[len(token_ids)], NaN where
+    one is missing (the server sent null, or a non-finite value), `None` where there are none at all. `message` is set in
+    mode `messages` only: the server's own parse, tool-call ids as the server made them. `stop` is the matched stop string or
+    token id, where the server says. `policy_version` is the server's weight version, where it says. `top`: per token, the
+    alternatives that a client asked for, as (id or text, log-probability).
     """
 
     prompt_ids: Ids | None
@@ -142,7 +143,7 @@ class Engine(ABC):
         """The server's own rendering of a prompt, generation prompt included, for comparison; `None` if it can't tell."""
         return None
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027 - an engine may have nothing to close
         """Closes connections."""
 
 
