@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypeVar
 
 import orjson
 
-from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, deltas
+from polar.chat import Answer, ChatDelta, ChatRequest, FinishDelta, JsonObject, deltas
 from polar.errors import CallError, InvalidRequest
 
 
@@ -171,11 +171,9 @@ class Dialect(ABC):
         raise NotImplementedError(f"{self.name} has no input items")
 
 
-def replay(encoder: Encoder, answers: Sequence[Answer]) -> tuple[bytes, bytes]:
+def replay(encoder: Encoder, answers: Sequence[Answer], *, start: bool = True) -> tuple[bytes, bytes]:
     """The whole stream of finished answers: (what may go out at once, what must wait for the commit)."""
-    from polar.chat import FinishDelta
-
-    early = [encoder.start()]
+    early = [encoder.start()] if start else []
     late: list[bytes] = []
     for choice, answer in enumerate(answers):
         for delta in deltas(answer, choice):

@@ -1,0 +1,393 @@
+"""The model API: the listener that sandboxes see. A raw ASGI app; every answer has the caller's own dialect's shape.
+
+The way of a request: session key, dialect and route by path, body, session, operation. No control route exists here, and no
+path is ever guessed to be a generation (law 6, law 7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from polar.chat import ChatRequest, FinishDelta, JsonObject
+from polar.dialects import Dialect, Encoder, Operation, Reply, Route, registered, replay
+from polar.errors import CallError, NotFound
+from polar.gateway.body import ClientLeft, decompress, parse_json, read_body
+from polar.gateway.calls import Call, Context, Incoming
+from polar.gateway.responses import StoredResponses
+from polar.gateway.served import Models
+from polar.gateway.sessions import Sessions, SessionState
+
+log = logging.getLogger("polar.gateway")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+HINT_HEADERS = (
+    "user-agent",
+    "originator",
+    "x-app",
+    "session-id",
+    "thread-id",
+    "x-session-id",
+    "x-session-affinity",
+    "x-claude-code-session-id",
+    "x-claude-code-agent-id",
+    "x-openai-subagent",
+    "x-codex-parent-thread-id",
+    "x-codex-window-id",
+    "x-stainless-retry-count",
+)
+"""Headers that harness recipes read to tag a call. None of them ever decides whose session it is."""
+
+
+class Upgrade(CallError):
+    """A WebSocket upgrade: refused so that the client falls back to HTTP at once."""
+
+    kind = "invalid_request"
+    default_status = 426
+
+
+class Internal(CallError):
+    kind = "internal"
+    default_status = 500
+
+
+@dataclass(slots=True)
+class Request:
+    """What is known of an HTTP request before its body is read."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    key: str | None
+    dialect: Dialect
+    route: Route | None
+
+
+class ModelApi:
+    """The ASGI application."""
+
+    def __init__(self, context: Context, sessions: Sessions, models: Models, health: Callable[[], JsonObject]) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._models = models
+        self._health = health
+        self._stored = StoredResponses(context.store)
+        self._limit = context.config.max_body_mb * 1024 * 1024
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = parse_scope(scope)
+        began = time.perf_counter()
+        reply = Responder(send, receive)
+        if request.path == "/health" and request.method in ("GET", "HEAD"):
+            health = self._health()
+            await reply.json(200 if health["status"] == "ok" else 503, health, head=request.method == "HEAD")
+            return
+        operation = "unknown" if request.route is None else request.route.operation.value
+        try:
+            await self._handle(request, receive, reply)
+        except ClientLeft:
+            self._context.metrics.left.inc()
+        except CallError as error:
+            await self._refuse(request, reply, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a call failed inside the gateway", extra={"dialect": request.dialect.name, "operation": operation})
+            await self._refuse(request, reply, Internal("internal error of the gateway; its log says more"))
+        metrics = self._context.metrics
+        metrics.requests.labels(request.dialect.name, operation, str(reply.status)).inc()
+        metrics.request_seconds.labels(request.dialect.name).observe(time.perf_counter() - began)
+
+    async def _refuse(self, request: Request, reply: Responder, error: CallError) -> None:
+        if reply.started:
+            return
+        shape = request.dialect.error(error)
+        status = 426 if isinstance(error, Upgrade) else shape.status
+        headers = dict(shape.headers)
+        if isinstance(error, Upgrade):
+            headers["upgrade"] = "HTTP/1.1"
+        await reply.json(status, shape.body, headers, head=request.method == "HEAD")
+
+    async def _handle(self, request: Request, receive: Receive, reply: Responder) -> None:
+        route = request.route
+        if route is not None and route.operation is Operation.PROBE:
+            await reply.json(200, {}, head=request.method == "HEAD")
+            return
+        state = await self._sessions.get(request.key)
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            raise Upgrade("WebSocket is not served here; use HTTP with server-sent events")
+        if route is None:
+            raise NotFound(f"{request.method} {request.path} is not part of this API")
+        match route.operation:
+            case Operation.MODELS:
+                await reply.json(200, request.dialect.models(self._models.names))
+            case Operation.MODEL:
+                await reply.json(200, request.dialect.model(route.params["model"]))
+            case Operation.RETRIEVE:
+                await reply.json(200, await self._stored.body(request.dialect, state, route.params["response_id"]))
+            case Operation.INPUT_ITEMS:
+                await reply.json(200, await self._stored.items(request.dialect, state, route.params["response_id"]))
+            case Operation.DELETE:
+                response_id = route.params["response_id"]
+                await self._stored.forget(state, response_id)
+                await reply.json(200, request.dialect.deleted(response_id))
+            case Operation.COUNT:
+                chat = await self._parse(request, receive, state)
+                tokens = await self._models.find(chat.model).count(chat, state.record.secret)
+                await reply.json(200, request.dialect.count(tokens, chat))
+            case _:
+                await self._generate(request, receive, reply, state)
+
+    # --- generation --------------------------------------------------------------------------------------------
+
+    async def _parse(self, request: Request, receive: Receive, state: SessionState) -> ChatRequest:
+        assert request.route is not None
+        raw = await self._raw(request, receive)
+        return await self._stored.continued(state, request.dialect.parse(parse_json(raw), request.route))
+
+    async def _raw(self, request: Request, receive: Receive) -> bytes:
+        raw = await read_body(receive, self._limit)
+        return decompress(raw, request.headers.get("content-encoding", ""), self._limit)
+
+    async def _generate(self, request: Request, receive: Receive, reply: Responder, state: SessionState) -> None:
+        assert request.route is not None
+        raw = await self._raw(request, receive)
+        chat = await self._stored.continued(state, request.dialect.parse(parse_json(raw), request.route))
+        digest = hashlib.blake2b(raw, digest_size=16, person=request.dialect.name.encode()[:16]).digest()
+        call = next((call for call in state.calls.get(digest, ()) if call.adopt()), None)
+        if call is None:
+            state.check_budget(self._context.clock())
+            live = chat.stream and (state.record.settings.get("stream") or self._context.config.stream) == "live"
+            incoming = Incoming(request.dialect.name, chat, digest, hints(request), live=live)
+            call = Call(self._context, state, self._models.find(chat.model), incoming)
+        delivered = False
+        try:
+            if call.incoming.live:
+                await self._send_live(request.dialect, chat, call, reply)
+            elif chat.stream:
+                await self._send_replayed(request.dialect, chat, call, reply)
+            else:
+                await self._send_whole(request.dialect, chat, call, reply)
+            delivered = not reply.gone
+        finally:
+            call.leave(delivered=delivered)
+            if delivered:
+                self._note_delivered(state, call)
+            elif reply.gone:
+                self._context.metrics.left.inc()
+
+    def _note_delivered(self, state: SessionState, call: Call) -> None:
+        state.history.delivered(call.number)
+        task = asyncio.create_task(self._context.store.mark_delivered(state.record.id, call.number))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _send_whole(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
+        answers = await reply.unless_gone(call.answers())
+        await reply.json(200, dialect.complete(reply_of(chat, call), answers))
+
+    async def _send_replayed(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
+        """The whole answer through the stream's encoder; pings only if it takes long, so that a quick failure keeps its status."""
+        config = self._context.config
+        answers = asyncio.ensure_future(call.answers())
+        try:
+            await reply.wait(answers, config.first_ping_s)
+            if answers.done():
+                error = answers.exception()
+                encoder = dialect.encoder(reply_of(chat, call))
+                if error is None:
+                    await reply.start_stream(encoder)
+                    early, late = replay(encoder, answers.result())
+                    await reply.finish_stream(early + late)
+                    return
+                if not isinstance(error, CallError) or not dialect.errors_in_stream(error, chat):
+                    raise error
+                await reply.start_stream(encoder)
+                await reply.finish_stream(encoder.start() + encoder.error(error))
+                return
+            await self._send_with_pings(dialect.encoder(reply_of(chat, call)), answers, reply)
+        finally:
+            answers.cancel()
+
+    async def _send_with_pings(self, encoder: Encoder, answers: asyncio.Future[Any], reply: Responder) -> None:
+        await reply.start_stream(encoder)
+        await reply.send(encoder.start() + encoder.ping())
+        while not answers.done():
+            await reply.wait(answers, self._context.config.ping_s)
+            if not answers.done():
+                await reply.send(encoder.ping())
+        error = answers.exception()
+        if error is not None:
+            await reply.finish_stream(encoder.error(as_call_error(error)))
+            return
+        early, late = replay(encoder, answers.result(), start=False)
+        await reply.finish_stream(early + late)
+
+    async def _send_live(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
+        """Deltas as they are sampled; the finish comes out of `watch` only once the completion is durable."""
+        config = self._context.config
+        stream = call.watch()
+        encoder: Encoder | None = None
+        upcoming = asyncio.ensure_future(anext(stream))
+        try:
+            while True:
+                await reply.wait(upcoming, config.first_ping_s if encoder is None else config.ping_s)
+                if encoder is None and upcoming.done() and isinstance(error := upcoming.exception(), CallError):
+                    if not dialect.errors_in_stream(error, chat):
+                        raise error
+                if encoder is None:
+                    encoder = dialect.encoder(reply_of(chat, call))
+                    await reply.start_stream(encoder)
+                    await reply.send(encoder.start())
+                if not upcoming.done():
+                    await reply.send(encoder.ping())
+                    continue
+                try:
+                    delta = upcoming.result()
+                except StopAsyncIteration:
+                    await reply.finish_stream(encoder.end())
+                    return
+                except Exception as failure:
+                    await reply.finish_stream(encoder.error(as_call_error(failure)))
+                    return
+                await reply.send(encoder.feed(delta))
+                upcoming = asyncio.ensure_future(anext(stream))
+        finally:
+            upcoming.cancel()
+            await asyncio.gather(upcoming, return_exceptions=True)
+            await stream.aclose()
+
+
+class Responder:
+    """Writes one HTTP answer and notices when its client leaves."""
+
+    def __init__(self, send: Send, receive: Receive) -> None:
+        self._send = send
+        self._receive = receive
+        self._watcher: asyncio.Task[None] | None = None
+        self.started = False
+        self.status = 0
+        self.gone = False
+
+    async def json(self, status: int, body: JsonObject, headers: Mapping[str, str] | None = None, *, head: bool = False) -> None:
+        data = orjson.dumps(body)
+        await self._begin(status, "application/json", headers, length=len(data))
+        await self._put({"type": "http.response.body", "body": b"" if head else data})
+        self._stop()
+
+    async def start_stream(self, encoder: Encoder) -> None:
+        await self._begin(200, encoder.content_type, {"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def send(self, data: bytes) -> None:
+        if data:
+            await self._put({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish_stream(self, data: bytes) -> None:
+        await self._put({"type": "http.response.body", "body": data})
+        self._stop()
+
+    async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
+        """Until the future is done or the time is up; `ClientLeft` if the client goes first."""
+        watcher = self._watch()
+        await asyncio.wait({future, watcher}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if watcher.done() and not future.done():
+            self.gone = True
+            raise ClientLeft
+
+    async def unless_gone(self, awaitable: Awaitable[Any]) -> Any:
+        future = asyncio.ensure_future(awaitable)
+        try:
+            while not future.done():
+                await self.wait(future, 3600.0)
+            return future.result()
+        finally:
+            future.cancel()
+            if future.done() and not future.cancelled():
+                future.exception()
+
+    def _watch(self) -> asyncio.Task[None]:
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._until_gone())
+        return self._watcher
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _stop(self) -> None:
+        if self._watcher is not None:
+            self.gone = self._watcher.done()
+            self._watcher.cancel()
+
+    async def _begin(self, status: int, content_type: str, headers: Mapping[str, str] | None = None, length: int | None = None) -> None:
+        self.started = True
+        self.status = status
+        lines = [(b"content-type", content_type.encode())]
+        if length is not None:
+            lines.append((b"content-length", str(length).encode()))
+        lines += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        await self._put({"type": "http.response.start", "status": status, "headers": lines})
+
+    async def _put(self, event: MutableMapping[str, Any]) -> None:
+        try:
+            await self._send(event)
+        except OSError as error:
+            self.gone = True
+            raise ClientLeft from error
+
+
+def parse_scope(scope: Scope) -> Request:
+    """Key, dialect and route of an HTTP request; nothing of it fails."""
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+    path: str = scope["path"]
+    key: str | None = None
+    if path.startswith("/s/"):
+        key, slash, rest = path[3:].partition("/")
+        path = slash + rest or "/"
+    dialects = registered()
+    dialect, route = None, None
+    for candidate in dialects.values():
+        route = candidate.route(scope["method"], path, query, headers)
+        if route is not None:
+            dialect = candidate
+            break
+    if dialect is None:
+        dialect = next((candidate for candidate in dialects.values() if candidate.speaks(path, headers)), dialects["openai_chat"])
+    if key is None:
+        keys = (candidate.key(headers, query) for candidate in (dialect, *dialects.values()))
+        key = next((found for found in keys if found), None)
+    return Request(scope["method"], path, query, headers, key, dialect, route)
+
+
+def hints(request: Request) -> JsonObject:
+    found: JsonObject = {name: request.headers[name] for name in HINT_HEADERS if name in request.headers}
+    found["path"] = request.path
+    return found
+
+
+def reply_of(chat: ChatRequest, call: Call) -> Reply:
+    return Reply(request=chat, ref=call.ref, created=int(call.started), prompt_tokens=call.prompt_tokens)
+
+
+def as_call_error(error: BaseException) -> CallError:
+    """What an in-stream error says: our own errors as they are, anything else without its inside."""
+    if isinstance(error, CallError):
+        return error
+    log.error("a call failed inside the gateway", exc_info=error)
+    return Internal("internal error of the gateway; its log says more")

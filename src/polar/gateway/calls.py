@@ -1,0 +1,382 @@
+"""One model call, from a canonical request to durable completions. Knows no dialect's bytes and no sockets.
+
+A call is a task of its own that its client only watches: a client that leaves starts a grace period, in which a byte-equal
+request of the same session adopts the call; after it the generation is cancelled. Two live clients never share a call.
+
+The order is fixed: match, assemble, generate, read, append (synced), and only then the `FinishDelta` (law 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, Sampling, deltas
+from polar.engines.base import Engine, Generation, MessagesRequest, TokensRequest
+from polar.errors import CallError, ContextOverflow, EngineError, EngineUnavailable
+from polar.gateway.config import GatewayConfig
+from polar.gateway.gate import Gate
+from polar.gateway.metrics import Metrics
+from polar.gateway.sampling import Sampled, settle_sampling
+from polar.gateway.served import Served
+from polar.gateway.sessions import SessionState
+from polar.records import Completion
+from polar.store.base import Store
+from polar.tokens import pointers
+from polar.tokens.plan import Plan, Reading
+
+log = logging.getLogger("polar.gateway")
+
+LONG_RENDER_CHARS = 16_000
+"""Requests whose unmatched part is longer than this are rendered off the event loop."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What every call of this gateway shares."""
+
+    config: GatewayConfig
+    store: Store
+    gate: Gate
+    metrics: Metrics
+    clock: Callable[[], float] = time.time
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A parsed request with what is recorded of its wire form."""
+
+    dialect: str
+    request: ChatRequest
+    digest: bytes
+    hints: JsonObject = field(default_factory=dict)
+    live: bool = False
+
+
+class Call:
+    """A running or finished call. `answers()` is its result; `watch()` yields its deltas as they come."""
+
+    def __init__(self, context: Context, state: SessionState, served: Served, incoming: Incoming) -> None:
+        self._context = context
+        self._state = state
+        self._served = served
+        self.incoming = incoming
+        self.number = state.take_numbers(incoming.request.n)
+        self.ref = pointers.mint(state.record.secret, self.number)
+        self.started = context.clock()
+        self.prompt_tokens = 0
+        self.clients = 1
+        self.finished = False
+        self._deltas: list[ChatDelta] = []
+        self._changed = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+        self._reason = "the client left"
+        state.calls.setdefault(incoming.digest, []).append(self)
+        self._task = asyncio.create_task(self._run(), name=f"call {state.record.id}/{self.number}")
+        self._task.add_done_callback(self._done)
+
+    # --- its clients -------------------------------------------------------------------------------------------
+
+    async def answers(self) -> list[Answer]:
+        """The durable answers, one per choice. Raises the `CallError` that ended the call. Cancelling the caller does
+        not cancel the call."""
+        return await asyncio.shield(self._task)
+
+    async def watch(self) -> AsyncIterator[ChatDelta]:
+        """All deltas from the first on, as they come; ends after the last `FinishDelta` or raises the call's error."""
+        seen = 0
+        while True:
+            while seen < len(self._deltas):
+                yield self._deltas[seen]
+                seen += 1
+            if self._task.done():
+                if seen == len(self._deltas):
+                    self._task.result()
+                    return
+                continue
+            self._changed.clear()
+            await self._changed.wait()
+
+    def adopt(self) -> bool:
+        """Takes over a call whose client has left; False if it has one, or is past its grace."""
+        if self.clients or self._grace is None:
+            return False
+        self._grace.cancel()
+        self._grace = None
+        self.clients = 1
+        self._context.metrics.adopted.inc()
+        return True
+
+    def leave(self, *, delivered: bool) -> None:
+        """The client is gone, with the whole answer or without."""
+        self.clients = 0
+        if delivered:
+            self._forget()
+            return
+        self._grace = asyncio.get_running_loop().call_later(self._context.config.grace_s, self._expire)
+
+    def cancel(self, reason: str) -> None:
+        """Ends the generation; what was sampled is recorded as aborted."""
+        self._reason = reason
+        self._task.cancel()
+
+    async def settled(self) -> None:
+        """Waits for the end of the call, whatever it is."""
+        await asyncio.wait([self._task])
+
+    def _expire(self) -> None:
+        self._grace = None
+        self._forget()
+        if not self._task.done():
+            self.cancel("the client left")
+
+    def _forget(self) -> None:
+        calls = self._state.calls.get(self.incoming.digest)
+        if calls and self in calls:
+            calls.remove(self)
+            if not calls:
+                del self._state.calls[self.incoming.digest]
+
+    def _done(self, task: asyncio.Task[list[Answer]]) -> None:
+        self.finished = True
+        self._changed.set()
+        if task.cancelled() or task.exception() is not None:
+            self._forget()
+
+    # --- the way through ---------------------------------------------------------------------------------------
+
+    async def _run(self) -> list[Answer]:
+        state, served, request = self._state, self._served, self.incoming.request
+        plan = await self._plan(request)
+        sampled = settle_sampling(plan, request, state.record, self._context.config, served.context)
+        if plan.prompt_ids is not None:
+            self.prompt_tokens = len(plan.prompt_ids)
+        async with self._context.gate.call():
+            version = self._context.gate.policy_version
+            began = self._context.clock()
+            if self.incoming.live and plan.mode == "tokens" and request.n == 1:
+                generations = [await self._stream(plan, sampled)]
+            else:
+                generations = await self._generate(plan, sampled)
+            self._context.metrics.engine_seconds.observe(self._context.clock() - began)
+        answers = await self._record(plan, sampled, generations, version)
+        live = bool(self._deltas)
+        for choice, answer in enumerate(answers):
+            replayed = list(deltas(answer, choice))
+            self._deltas.extend(replayed[-1:] if live else replayed)
+        return answers
+
+    async def _plan(self, request: ChatRequest) -> Plan:
+        state, served = self._state, self._served
+        path = await served.path_for(request)
+        request = path.normalise(request, state.record.secret)
+        keys = path.keys(request)
+        match = state.history.match(keys, request, secret=state.record.secret)
+        parent = None
+        if match.parent is not None:
+            parent = await self._context.store.completion(state.record.id, match.parent)
+        fresh = request.messages if parent is None or match.cause is not None else request.messages[match.shared :]
+        if sum(len(message.text) for message in fresh) > LONG_RENDER_CHARS:
+            return await asyncio.to_thread(path.assemble, request, keys, match, parent)
+        return path.assemble(request, keys, match, parent)
+
+    async def _generate(self, plan: Plan, sampled: Sampled) -> list[Generation]:
+        """One unstreamed generation, on another engine if the session's own one is dead."""
+        tried: list[Engine] = []
+        while True:
+            engine = self._served.pool.pick(self._state.record.id, avoid=tried)
+            try:
+                generations = await self._ask(engine, plan, sampled)
+            except EngineUnavailable as error:
+                self._served.pool.failed(engine, error)
+                tried.append(engine)
+                if len(tried) >= len(self._served.pool):
+                    raise
+                continue
+            self._served.pool.succeeded(engine)
+            sampled.engine = engine.url
+            return generations
+
+    async def _ask(self, engine: Engine, plan: Plan, sampled: Sampled) -> list[Generation]:
+        if plan.mode == "tokens":
+            return await engine.generate(self._tokens_request(plan, sampled))
+        try:
+            return await engine.chat(self._messages_request(plan, sampled.sampling))
+        except ContextOverflow as error:
+            room = error.limit - error.prompt_tokens if error.limit and error.prompt_tokens else 0
+            asked = sampled.sampling.max_tokens
+            if asked is None or room < 1 or room >= asked:
+                raise
+            sampled.sampling = replace(sampled.sampling, max_tokens=room)
+            sampled.tags.add("clamped")
+            return await engine.chat(self._messages_request(plan, sampled.sampling))
+
+    async def _stream(self, plan: Plan, sampled: Sampled) -> Generation:
+        """A live generation: deltas go to the watchers as they are sampled; the ids are whole at the end."""
+        engine = self._served.pool.pick(self._state.record.id, avoid=())
+        sampled.engine = engine.url
+        reader = self._served.tokens_path.live(plan, self.ref)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        generation = Generation(plan.prompt_ids, None, None, "abort", prompt_tokens=self.prompt_tokens)
+        try:
+            async with aclosing(engine.stream(self._tokens_request(plan, sampled))) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    ids += chunk.token_ids
+                    logprobs += chunk.logprobs
+                    fresh = reader.feed(chunk.token_ids)
+                    if fresh:
+                        self._deltas.extend(fresh)
+                        self._changed.set()
+                    if chunk.finish is not None:
+                        generation.finish = chunk.finish
+                        generation.stop = chunk.stop
+                        generation.cached_tokens = chunk.cached_tokens or 0
+                        generation.policy_version = chunk.policy_version
+                        generation.completion_tokens = len(ids) if chunk.completion_tokens is None else chunk.completion_tokens
+            self._served.pool.succeeded(engine)
+        except (asyncio.CancelledError, EngineError) as error:
+            if isinstance(error, EngineUnavailable):
+                self._served.pool.failed(engine, error)
+            generation.finish = "abort"
+            self._fill(generation, ids, logprobs)
+            await self._record_aborted(plan, sampled, generation, error)
+            raise
+        self._fill(generation, ids, logprobs)
+        if generation.finish == "abort":
+            error = EngineUnavailable("the engine's stream ended before its last event")
+            await self._record_aborted(plan, sampled, generation, error)
+            raise error
+        self._deltas.extend(reader.finish(generation))
+        return generation
+
+    @staticmethod
+    def _fill(generation: Generation, ids: list[int], logprobs: list[float]) -> None:
+        generation.token_ids = np.asarray(ids, np.int32)
+        generation.logprobs = np.asarray(logprobs, np.float32) if len(logprobs) == len(ids) else None
+
+    # --- recording ---------------------------------------------------------------------------------------------
+
+    async def _record(self, plan: Plan, sampled: Sampled, generations: list[Generation], version: str | None) -> list[Answer]:
+        state, served = self._state, self._served
+        path = served.path_of(plan)
+        answers: list[Answer] = []
+        completions: list[Completion] = []
+        for choice, generation in enumerate(generations):
+            if plan.mode == "messages" and choice == 0:
+                parent = None if plan.parent is None else await self._context.store.completion(state.record.id, plan.parent)
+                plan.broken = path.settle(plan, generation, parent)
+                self.prompt_tokens = generation.prompt_tokens or self.prompt_tokens
+            ref = self.ref if choice == 0 else pointers.mint(state.record.secret, self.number + choice)
+            reading = path.read(plan, generation, ref)
+            answers.append(served.with_logprobs(reading.answer, generation, self.incoming.request))
+            completions.append(self._completion(plan, sampled, generation, reading, choice, version))
+        await self._commit(completions)
+        return answers
+
+    async def _commit(self, completions: list[Completion]) -> None:
+        began = time.perf_counter()
+        await self._context.store.append(completions)
+        self._context.metrics.commit_seconds.observe(time.perf_counter() - began)
+        for completion in completions:
+            self._state.recorded(completion)
+            self._context.metrics.recorded(completion)
+
+    async def _record_aborted(self, plan: Plan, sampled: Sampled, generation: Generation, error: BaseException) -> None:
+        """Keeps what an unfinished generation had sampled; its tokens go to the ledger, never to a row."""
+        why = self._reason if isinstance(error, asyncio.CancelledError) else str(error)
+        empty = Reading(
+            answer=Answer(Message("assistant"), "stop"), message=Message("assistant"), turn=b"", loose=b"", tags=frozenset({"aborted"})
+        )
+        completion = self._completion(plan, sampled, generation, empty, 0, self._context.gate.policy_version)
+        completion.status = "aborted"
+        completion.untrainable = f"aborted: {why}"
+        try:
+            await asyncio.shield(self._commit([completion]))
+        except CallError as failure:
+            log.warning("an aborted completion could not be kept", extra={"why": str(failure)})
+
+    def _completion(
+        self, plan: Plan, sampled: Sampled, generation: Generation, reading: Reading, choice: int, version: str | None
+    ) -> Completion:
+        incoming, request = self.incoming, self.incoming.request
+        prompt_ids = plan.prompt_ids if plan.mode == "tokens" else generation.prompt_ids
+        completion = Completion(
+            session=self._state.record.id,
+            number=self.number + choice,
+            status="complete",
+            dialect=incoming.dialect,
+            mode=plan.mode,
+            messages=plan.request.messages,
+            answer=reading.message,
+            finish=reading.answer.finish,
+            parent=plan.parent,
+            shared=plan.shared,
+            choice=choice,
+            tools=plan.request.tools,
+            prompt_ids=prompt_ids,
+            sampled_ids=generation.token_ids,
+            logprobs=generation.logprobs,
+            root=plan.keys.root,
+            turn=reading.turn,
+            loose=reading.loose,
+            thinking_hash=reading.thinking_hash,
+            request_digest=incoming.digest,
+            model_requested=request.model,
+            model=self._served.model,
+            policy_version=generation.policy_version or version,
+            sampling=sampled.sampling.as_dict(),
+            asked=sampled.asked,
+            stop_sequence=reading.answer.stop_sequence,
+            cached_tokens=generation.cached_tokens,
+            thinking_tokens=reading.thinking_tokens,
+            broken=plan.broken,
+            tags=frozenset(plan.tags | reading.tags | sampled.tags),
+            provenance={**self._served.provenance, "engine_url": sampled.engine},
+            hints=incoming.hints,
+            stored=request.store,
+            options=dict(request.options) if request.store else {},
+            started=self.started,
+            ended=self._context.clock(),
+        )
+        completion.untrainable = self._served.untrainable(completion)
+        return completion
+
+    # --- what the engine is asked ------------------------------------------------------------------------------
+
+    def _tokens_request(self, plan: Plan, sampled: Sampled) -> TokensRequest:
+        assert plan.prompt_ids is not None
+        request = self.incoming.request
+        return TokensRequest(
+            model=self._served.model,
+            prompt_ids=plan.prompt_ids,
+            sampling=sampled.sampling,
+            stop_token_ids=self._served.tokens_path.stop_token_ids,
+            response_format=request.response_format,
+            top_logprobs=request.top_logprobs,
+            n=request.n,
+            session=self._state.record.id,
+        )
+
+    def _messages_request(self, plan: Plan, sampling: Sampling) -> MessagesRequest:
+        request = plan.request
+        return MessagesRequest(
+            model=self._served.model,
+            messages=request.messages,
+            tools=request.tools,
+            tool_choice=request.tool_choice,
+            sampling=sampling,
+            parallel_tool_calls=request.parallel_tool_calls,
+            thinking=request.thinking,
+            effort=request.effort,
+            response_format=request.response_format,
+            top_logprobs=request.top_logprobs,
+            n=request.n,
+            session=self._state.record.id,
+        )

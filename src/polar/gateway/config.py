@@ -1,0 +1,103 @@
+"""The gateway's settings. Every one has a working default but the engine's URL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def state_dir() -> Path:
+    """Where Polar keeps its data: `POLAR_HOME`, else `~/.local/share/polar`."""
+    return Path(os.environ.get("POLAR_HOME") or Path.home() / ".local" / "share" / "polar")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class EngineConfig(_Strict):
+    """One served model and the servers that serve it."""
+
+    urls: list[str]
+    kind: Literal["vllm", "sglang", "openai"] = "vllm"
+    model: str | None = None
+    """The name at the engine; `None`: the first one that it serves."""
+    api_key: str | None = None
+    mode: Literal["auto", "tokens", "messages"] = "auto"
+    """`auto`: `tokens` where a renderer fits and the engine takes ids, else `messages`."""
+    tokenizer: str | None = None
+    """A directory with tokenizer.json and tokenizer_config.json; `None`: where the engine says it loaded the model from."""
+    renderer: str | None = None
+    """A name of the `renderers` library; `None`: found from the model's name and chat template."""
+    thinking_retention: Literal["all", "template"] = "all"
+    bridging: bool = True
+    text_only: bool = True
+    """Whether images become an explicit placeholder, since the model cannot see."""
+    timeout_s: float = 1800.0
+    trained: bool = True
+    """False: completions of this engine are recorded as untrainable (a helper model for titles, say)."""
+
+
+class Budgets(_Strict):
+    """Per-session limits; `None`: none. A call beyond one is refused by its name."""
+
+    max_turns: int | None = None
+    max_tokens: int | None = None
+    """Sampled tokens."""
+    max_seconds: float | None = None
+    """Since the session's first call."""
+
+
+class TrainSampling(_Strict):
+    """What a `train` session forces, whatever its harness asks for."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class GatewayConfig(_Strict):
+    engines: dict[str, EngineConfig]
+    default_engine: str | None = None
+    """`None`: the first of `engines`."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """Requested model name (or a pattern with `*`) to engine name; any other name goes to the default engine."""
+    host: str = "127.0.0.1"
+    port: int = 8100
+    admin_port: int | None = None
+    """`None`: `port` + 1. Control routes exist on this listener only, and on loopback only."""
+    public_url: str | None = None
+    store: str | None = None
+    """A path or a database URL; `None`: `polar.db` in the state directory."""
+    admin_token: str | None = None
+    """`None`: one is generated at start."""
+    stream: Literal["replay", "live"] = "replay"
+    first_ping_s: float = 8.0
+    """How long an answer may take before the status is fixed at 200 and pings begin."""
+    ping_s: float = 8.0
+    grace_s: float = 3.0
+    """How long a generation outlives its client, so that a byte-equal retry adopts it."""
+    max_body_mb: int = 64
+    budgets: Budgets = Budgets()
+    train_sampling: TrainSampling = TrainSampling()
+    check: bool = True
+    """Whether engines are checked at start; without it nothing is called trainable."""
+    shutdown_s: float = 30.0
+    log_content: bool = False
+    cache_mb: int = 256
+    """Memory for recent completions (the next turn's parents)."""
+
+    @property
+    def store_url(self) -> str:
+        return self.store or str(state_dir() / "polar.db")
+
+    @property
+    def control_port(self) -> int:
+        return self.port + 1 if self.admin_port is None else self.admin_port

@@ -1,0 +1,71 @@
+"""Pause, drain, resume: while weights change, no call is in the engine. Also where the policy version is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from polar.errors import EngineOverloaded
+
+
+class Gate:
+    """Every engine call passes through `call()`. `pause` closes the gate and waits until nobody is inside."""
+
+    def __init__(self, *, max_wait_s: float = 600.0) -> None:
+        self.policy_version: str | None = None
+        """The trainer's counter as last told; an engine that reports its own wins over it."""
+        self.inflight = 0
+        self.waiting = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._max_wait_s = max_wait_s
+        self._closing = False
+
+    @property
+    def paused(self) -> bool:
+        return not self._open.is_set()
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Waits while paused (the client gets pings meanwhile), then counts as in flight."""
+        self.waiting += 1
+        try:
+            await asyncio.wait_for(self._open.wait(), self._max_wait_s)
+        except TimeoutError:
+            raise EngineOverloaded("the gateway has been paused for too long; resume it, then try again", retry_after="30") from None
+        finally:
+            self.waiting -= 1
+        if self._closing:
+            raise EngineOverloaded("the gateway is shutting down; try again", retry_after="5")
+        self.inflight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.inflight -= 1
+            if not self.inflight:
+                self._idle.set()
+
+    async def pause(self, timeout_s: float) -> bool:
+        """Closes the gate; True once nothing is in flight, False if `timeout_s` ran out first (it stays closed)."""
+        self._open.clear()
+        return await self._drained(timeout_s)
+
+    def resume(self) -> None:
+        self._open.set()
+
+    async def shut(self, timeout_s: float) -> bool:
+        """For shutdown: refuses new and waiting calls, then waits for those in flight as `pause` does."""
+        self._closing = True
+        self._open.set()
+        return await self._drained(timeout_s)
+
+    async def _drained(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,124 @@
+"""The gateway as one object: store, served models, sessions, and the two ASGI apps that share them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from starlette.applications import Starlette
+
+from polar.chat import JsonObject
+from polar.errors import ConfigError
+from polar.gateway.admin import admin_app
+from polar.gateway.api import ModelApi
+from polar.gateway.calls import Context
+from polar.gateway.config import GatewayConfig
+from polar.gateway.gate import Gate
+from polar.gateway.metrics import Metrics
+from polar.gateway.served import Models, Served
+from polar.gateway.sessions import Sessions
+from polar.records import Session
+from polar.store import open_store
+from polar.store.base import Store
+
+log = logging.getLogger("polar.gateway")
+
+
+class Gateway:
+    """Everything behind the listeners. Use as an async context manager, or call `start` and `aclose`.
+
+    `api` is the model API's ASGI app, `admin` the control API's; `polar.gateway.serve` puts each on a listener.
+    """
+
+    def __init__(self, config: GatewayConfig, store: Store | None = None, served: dict[str, Served] | None = None) -> None:
+        if not config.engines and not served:
+            raise ConfigError("engines: name at least one engine (polar gateway --engine URL)")
+        self.config = config
+        self.store = store if store is not None else open_store(config.store_url, cache_bytes=config.cache_mb * 1024 * 1024)
+        self.gate = Gate()
+        self.metrics = Metrics()
+        self.admin_token = config.admin_token or "polar-admin-" + secrets.token_urlsafe(24)
+        engines = served or {name: Served(name, engine) for name, engine in config.engines.items()}
+        self.models = Models(engines, config.default_engine or next(iter(engines)), config.models)
+        self.sessions = Sessions(self.store, config)
+        context = Context(config, self.store, self.gate, self.metrics)
+        self.api = ModelApi(context, self.sessions, self.models, self.public_health)
+        self.admin: Starlette = admin_app(self)
+        self.metrics.inflight.set_function(lambda: float(self.gate.inflight))
+        self.metrics.sessions.set_function(lambda: float(self.sessions.loaded))
+
+    async def start(self, progress: Callable[[str], None] = lambda line: None) -> None:
+        """Starts and checks every engine. Raises `ConfigError` where a demanded mode is not possible."""
+        for served in self.models.all:
+            progress(f"checking engine {served.name} at {', '.join(served.config.urls)}")
+            await served.start(checked=self.config.check)
+
+    async def recheck(self) -> None:
+        """Checks all engines again, after they were restarted or changed."""
+        for served in self.models.all:
+            await served.start(checked=self.config.check)
+
+    async def aclose(self) -> None:
+        """Refuses new calls, waits for those in flight, then closes engines and store. What is left is recorded as aborted."""
+        if not await self.gate.shut(self.config.shutdown_s):
+            log.warning("calls were still running at shutdown", extra={"inflight": self.gate.inflight})
+            self.sessions.cancel_all("the gateway shut down")
+            await asyncio.sleep(0)
+        await self.sessions.settled()
+        for served in self.models.all:
+            await served.aclose()
+        await self.store.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def new_session(self, **options: object) -> tuple[Session, str]:
+        """A session and its key, without HTTP."""
+        return await self.sessions.create(**options)  # type: ignore[arg-type]
+
+    def base_url(self, key: str) -> str:
+        """The base URL that binds a harness to a session, without any provider's `/v1`."""
+        root = self.config.public_url or f"http://{self.config.host}:{self.config.port}"
+        return f"{root.rstrip('/')}/s/{key}"
+
+    def public_health(self) -> JsonObject:
+        """What the sandboxes' listener tells: green or red, nothing else."""
+        return {"status": "ok" if self.store.healthy is None else "unhealthy"}
+
+    async def health(self) -> JsonObject:
+        """Green only if the store takes writes and some engine of each model answers."""
+        problem = self.store.healthy
+        models = {served.name: served.health() for served in self.models.all}
+        dead = [served.name for served in self.models.all if served.pool.dead]
+        return {
+            "status": "ok" if problem is None and not dead else "unhealthy",
+            "store": problem or "ok",
+            "engines": models,
+            "dead_engines": dead,
+            "inference": self.inference_status(),
+            "sessions_loaded": self.sessions.loaded,
+            "stream": self.config.stream,
+        }
+
+    def inference_status(self) -> JsonObject:
+        served = self.models.all[0]
+        return {
+            "paused": self.gate.paused,
+            "inflight": self.gate.inflight,
+            "waiting": self.gate.waiting,
+            "base_url": served.config.urls[0] if served.config.urls else None,
+            "engine": served.config.kind,
+            "policy_version": self.gate.policy_version,
+        }
+
+    def metrics_text(self) -> bytes:
+        return self.metrics.exposition()
+

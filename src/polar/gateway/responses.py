@@ -1,0 +1,113 @@
+"""Stored answers: what `previous_response_id` continues, and what retrieval and deletion by id see.
+
+A response id is a pointer to a completion of the same session, so nothing is stored twice and another session's id is simply
+unknown. An answer is shown again by the encoder that made it, from the completion on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polar.chat import Answer, ChatRequest, JsonObject, Message, Sampling, ToolCall, Usage
+from polar.dialects import Dialect, Reply
+from polar.errors import NotFound
+from polar.gateway.sessions import SessionState
+from polar.records import Completion
+from polar.store.base import Store
+from polar.tokens import pointers
+
+
+class StoredResponses:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def continued(self, state: SessionState, request: ChatRequest) -> ChatRequest:
+        """The request with the conversation of its `previous` response put before its own messages.
+
+        As the provider documents, instructions of the earlier call are not carried over; all other messages are.
+        """
+        if request.previous is None:
+            return request
+        completion = await self._find(state, request.previous, "previous_response_not_found", "previous_response_id")
+        instructions = completion.options.get("instructions")
+        earlier = list(completion.messages)
+        if earlier and earlier[0].role == "system" and isinstance(instructions, str) and instructions:
+            rest = earlier[0].text.removeprefix(instructions).lstrip("\n")
+            earlier[:1] = [Message("system", rest)] if rest else []
+        own = list(request.messages)
+        head: list[Message] = []
+        if request.options.get("instructions") and own and own[0].role == "system":
+            head = [own.pop(0)]
+        return replace(request, messages=(*head, *earlier, completion.answer, *own))
+
+    async def body(self, dialect: Dialect, state: SessionState, response_id: str) -> JsonObject:
+        """The stored response as its first caller got it."""
+        completion = await self._find(state, response_id)
+        reply = Reply(
+            request=request_of(completion),
+            ref=pointers.mint(state.record.secret, completion.number),
+            created=int(completion.started),
+            prompt_tokens=0 if completion.prompt_ids is None else len(completion.prompt_ids),
+        )
+        return dialect.complete(reply, [answer_of(completion)])
+
+    async def items(self, dialect: Dialect, state: SessionState, response_id: str) -> JsonObject:
+        """The input items of a stored response."""
+        return dialect.items(request_of(await self._find(state, response_id)))
+
+    async def forget(self, state: SessionState, response_id: str) -> None:
+        """Makes it irretrievable by id. The capture is not touched."""
+        completion = await self._find(state, response_id)
+        await self._store.forget_response(state.record.id, completion.number)
+
+    async def _find(self, state: SessionState, response_id: str, code: str = "not_found", param: str = "response_id") -> Completion:
+        number = pointers.find(state.record.secret, response_id)
+        completion = None if number is None else await self._store.completion(state.record.id, number)
+        if completion is None or not completion.stored or completion.status != "complete":
+            raise NotFound(
+                f"Previous response with id '{response_id}' not found."
+                if param == "previous_response_id"
+                else f"Response with id '{response_id}' not found.",
+                code=code,
+                param=param,
+            )
+        return completion
+
+
+def request_of(completion: Completion) -> ChatRequest:
+    """The canonical request of a recorded completion, as far as an encoder looks at it."""
+    asked = completion.asked
+    sampling = dict(asked.get("sampling", {}))
+    sampling["stop"] = tuple(sampling.get("stop", ()))
+    return ChatRequest(
+        model=completion.model_requested,
+        messages=completion.messages,
+        tools=completion.tools,
+        sampling=Sampling(**sampling),
+        thinking=asked.get("thinking"),
+        effort=asked.get("effort"),
+        parallel_tool_calls=asked.get("parallel_tool_calls"),
+        response_format=asked.get("response_format"),
+        store=completion.stored,
+        options=completion.options,
+    )
+
+
+def answer_of(completion: Completion) -> Answer:
+    """The answer of a recorded completion, ready for an encoder."""
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in completion.answer.tool_calls)
+    return Answer(
+        message=replace(completion.answer, tool_calls=calls),
+        finish=completion.finish,  # type: ignore[arg-type]
+        usage=usage_of(completion),
+        stop_sequence=completion.stop_sequence,
+    )
+
+
+def usage_of(completion: Completion) -> Usage:
+    return Usage(
+        prompt=0 if completion.prompt_ids is None else len(completion.prompt_ids),
+        completion=0 if completion.sampled_ids is None else len(completion.sampled_ids),
+        cached=completion.cached_tokens,
+        thinking=completion.thinking_tokens,
+    )

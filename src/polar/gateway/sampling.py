@@ -1,0 +1,83 @@
+"""Which sampling parameters a call is really made with, and which facts about them are recorded.
+
+A `train` session forces the trainer's distribution, so that log-probabilities and importance ratios mean something; an `eval`
+session keeps the harness's own. Both are recorded. `max_tokens` is clamped to the room left in the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from polar.chat import ChatRequest, JsonObject, Sampling
+from polar.errors import ContextOverflow, InvalidRequest
+from polar.gateway.config import GatewayConfig, TrainSampling
+from polar.records import Session
+from polar.tokens.plan import Plan
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The parameters of one call. `engine` is filled in once one has been picked."""
+
+    sampling: Sampling
+    asked: JsonObject
+    tags: set[str] = field(default_factory=set)
+    engine: str = ""
+
+
+def settle_sampling(plan: Plan, request: ChatRequest, session: Session, config: GatewayConfig, context: int | None) -> Sampled:
+    """Raises `ContextOverflow` only if the prompt itself leaves no room for a single token."""
+    sampled = Sampled(request.sampling, asked(request))
+    if session.kind == "train":
+        sampled.sampling = replace(sampled.sampling, **forced(session, config).model_dump())
+    if sampled.sampling.temperature == 0:
+        sampled.tags.add("greedy")
+    if sampled.sampling.logit_bias or request.response_format or request.tool_choice.mode in ("required", "named"):
+        sampled.tags.add("constrained")
+    if plan.prompt_ids is not None and context is not None:
+        room = context - len(plan.prompt_ids)
+        if room < 1:
+            raise overflow(len(plan.prompt_ids), context)
+        wanted = sampled.sampling.max_tokens
+        if wanted is not None and wanted > room:
+            sampled.tags.add("clamped")
+        sampled.sampling = replace(sampled.sampling, max_tokens=room if wanted is None else min(wanted, room))
+    return sampled
+
+
+def forced(session: Session, config: GatewayConfig) -> TrainSampling:
+    """The trainer's sampling for this session: the gateway's, with the session's own settings over it."""
+    wanted = session.settings.get("sampling")
+    if wanted is None:
+        return config.train_sampling
+    try:
+        return TrainSampling.model_validate({**config.train_sampling.model_dump(), **wanted})
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the session's sampling settings are wrong: {error}", param="settings.sampling") from error
+
+
+def asked(request: ChatRequest) -> JsonObject:
+    """What the harness asked for, as recorded."""
+    record: JsonObject = {"sampling": request.sampling.as_dict(), "stream": request.stream}
+    if request.thinking is not None:
+        record["thinking"] = request.thinking
+    if request.effort is not None:
+        record["effort"] = request.effort
+    if request.tool_choice.mode != "auto":
+        record["tool_choice"] = request.tool_choice.name or request.tool_choice.mode
+    if request.parallel_tool_calls is not None:
+        record["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.response_format is not None:
+        record["response_format"] = request.response_format
+    if request.n != 1:
+        record["n"] = request.n
+    return record
+
+
+def overflow(prompt_tokens: int, limit: int) -> ContextOverflow:
+    return ContextOverflow(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {prompt_tokens} input tokens. "
+        "Please reduce the length of the input messages.",
+        prompt_tokens=prompt_tokens,
+        limit=limit,
+    )

@@ -1,0 +1,106 @@
+"""Puts a gateway on its two listeners: the model API, which sandboxes see, and the control API, on loopback only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from polar.errors import ConfigError
+from polar.gateway.config import GatewayConfig
+from polar.gateway.gateway import Gateway
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises `ConfigError` if the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from error
+    sock.listen(2048)
+    sock.setblocking(False)
+    return sock
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """One uvicorn server. Upgrades are left to the app, which refuses them itself; long answers are never cut."""
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        backlog=2048,
+        h11_max_incomplete_event_size=256 * 1024,
+    )
+    config.load()
+    return uvicorn.Server(config)
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, *, progress: Callable[[str], None] = lambda line: None) -> AsyncIterator[Gateway]:
+    """A started gateway on its listeners. Its `config` then holds the real ports (0 takes free ones)."""
+    config = gateway.config
+    model_socket = bind(config.host, config.port)
+    config.port = model_socket.getsockname()[1]
+    try:
+        control_socket = bind("127.0.0.1", 0 if config.admin_port == 0 else config.control_port)
+    except ConfigError:
+        model_socket.close()
+        raise
+    config.admin_port = control_socket.getsockname()[1]
+    servers = [server_of(gateway.api), server_of(gateway.admin)]
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await gateway.start(progress)
+        for server, sock in zip(servers, (model_socket, control_socket), strict=True):
+            tasks.append(asyncio.create_task(_run(server, sock)))
+        while not all(server.started for server in servers):
+            await asyncio.sleep(0.01)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        yield gateway
+    finally:
+        await gateway.aclose()
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for sock in (model_socket, control_socket):
+            sock.close()
+
+
+async def _run(server: uvicorn.Server, sock: socket.socket) -> None:
+    """`Server.serve` without its signal handlers: this process may hold several servers."""
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup(sockets=[sock])
+    await server.main_loop()
+    await server.shutdown(sockets=[sock])
+
+
+async def run_until_signal(config: GatewayConfig, ready: Callable[[Gateway], object], progress: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM, then shuts down gracefully. `ready` is called (and awaited) once it listens."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(signum, stop.set)
+    async with serving(Gateway(config), progress=progress) as gateway:
+        outcome = ready(gateway)
+        if asyncio.iscoroutine(outcome):
+            await outcome
+        await stop.wait()
+        progress("shutting down: waiting for calls in flight")

@@ -1,0 +1,210 @@
+"""Sessions in memory: which key is whose, what a session has used up, and its history. Knows no HTTP and no engine.
+
+The store is the truth; this is its cache. A session's state is built from the store's heads when its first request comes, and
+dropped again when it has been idle and others need the room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from polar.chat import JsonObject
+from polar.errors import BudgetExceeded, InvalidRequest, SessionClosed, Unauthenticated
+from polar.gateway.config import Budgets, GatewayConfig
+from polar.records import Completion, Head, Session, SessionKind
+from polar.store.base import Store
+from polar.tokens.history import History
+
+if TYPE_CHECKING:
+    from polar.gateway.calls import Call
+
+KEY_PREFIX = "sk-polar-"
+IDLE_STATES = 20_000
+
+
+def hash_key(key: str) -> bytes:
+    """What is stored of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class SessionState:
+    """One open session: its record, its history, its counters and the calls in flight."""
+
+    def __init__(self, record: Session, heads: list[Head], budgets: Budgets) -> None:
+        self.record = record
+        self.history = History(heads)
+        self.budgets = budgets
+        self.next_number = max((head.number for head in heads), default=-1) + 1
+        self.turns = sum(1 for head in heads if head.choice == 0)
+        self.tokens = sum(head.sampled for head in heads)
+        self.first_call: float | None = record.created if heads else None
+        self.calls: dict[bytes, list[Call]] = {}
+        self.closed = False
+
+    def take_numbers(self, count: int) -> int:
+        """Reserves `count` completion numbers and returns the first."""
+        first = self.next_number
+        self.next_number += count
+        return first
+
+    def check_budget(self, now: float) -> None:
+        """Raises `BudgetExceeded`, naming the stop, if the next call may not be made."""
+        budgets = self.budgets
+        if budgets.max_turns is not None and self.turns >= budgets.max_turns:
+            raise BudgetExceeded(f"this session may make {budgets.max_turns} model calls and has made them (max_turns)", code="max_turns")
+        if budgets.max_tokens is not None and self.tokens >= budgets.max_tokens:
+            raise BudgetExceeded(
+                f"this session may sample {budgets.max_tokens} tokens and has sampled {self.tokens} (max_tokens)", code="max_tokens"
+            )
+        if self.first_call is None:
+            self.first_call = now
+        elif budgets.max_seconds is not None and now - self.first_call > budgets.max_seconds:
+            raise BudgetExceeded(f"this session's {budgets.max_seconds:g} seconds are over (max_seconds)", code="max_seconds")
+
+    def recorded(self, completion: Completion) -> None:
+        """Takes a durable completion into the history and the counters."""
+        sampled = 0 if completion.sampled_ids is None else len(completion.sampled_ids)
+        self.history.add(head_of(completion, sampled))
+        self.turns += completion.choice == 0
+        self.tokens += sampled
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.calls)
+
+
+def head_of(completion: Completion, sampled: int) -> Head:
+    return Head(
+        number=completion.number,
+        root=completion.root,
+        turn=completion.turn,
+        loose=completion.loose,
+        thinking_hash=completion.thinking_hash,
+        parent=completion.parent,
+        status=completion.status,
+        delivered=completion.delivered,
+        choice=completion.choice,
+        sampled=sampled,
+    )
+
+
+class Sessions:
+    """All sessions of this process, by key."""
+
+    def __init__(self, store: Store, config: GatewayConfig, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._states: OrderedDict[bytes, SessionState] = OrderedDict()
+        self._loading: dict[bytes, asyncio.Lock] = {}
+
+    async def create(
+        self, *, kind: SessionKind = "train", settings: JsonObject | None = None, metadata: JsonObject | None = None, session_id: str | None = None
+    ) -> tuple[Session, str]:
+        """A new session and its key, which is shown this once and stored only hashed."""
+        settings = dict(settings or {})
+        _budgets(settings, self._config.budgets)
+        key = KEY_PREFIX + secrets.token_urlsafe(32)
+        record = Session(
+            id=session_id or "ses_" + secrets.token_hex(12),
+            key_hash=hash_key(key),
+            secret=secrets.token_bytes(32),
+            kind=kind,
+            created=self._clock(),
+            settings=settings,
+            metadata=dict(metadata or {}),
+        )
+        await self._store.create_session(record)
+        return record, key
+
+    async def get(self, key: str | None) -> SessionState:
+        """The session that this key opens. Raises `Unauthenticated` or `SessionClosed`; nothing is ever guessed (law 6)."""
+        if not key:
+            raise Unauthenticated("no session key: put it in the base URL (/s/KEY/...) or give it as the API key")
+        hashed = hash_key(key)
+        state = self._states.get(hashed)
+        if state is None:
+            state = await self._load(hashed)
+        else:
+            self._states.move_to_end(hashed)
+        if state.closed or state.record.closed is not None:
+            raise SessionClosed("this session is closed; nothing was recorded")
+        return state
+
+    async def close(self, session_id: str) -> bool:
+        """Ends a session: its key stops working and its calls in flight are cancelled. False if it is not open."""
+        record = await self._store.session(session_id)
+        if record is None or record.closed is not None:
+            return False
+        now = self._clock()
+        state = self._states.get(record.key_hash)
+        if state is not None:
+            state.closed = True
+            for call in [call for calls in state.calls.values() for call in calls]:
+                call.cancel("session closed")
+        closed = await self._store.close_session(session_id, now)
+        if state is not None:
+            state.record.closed = now
+            self._states.pop(record.key_hash, None)
+        return closed
+
+    def cancel_all(self, reason: str) -> None:
+        """Cancels every call in flight; what was sampled is recorded as aborted."""
+        for call in self._running():
+            call.cancel(reason)
+
+    async def settled(self) -> None:
+        """Waits until no call's task is running."""
+        await asyncio.gather(*(call.settled() for call in self._running()))
+
+    def _running(self) -> list[Call]:
+        return [call for state in self._states.values() for calls in state.calls.values() for call in calls if not call.finished]
+
+    @property
+    def loaded(self) -> int:
+        return len(self._states)
+
+    async def _load(self, hashed: bytes) -> SessionState:
+        lock = self._loading.setdefault(hashed, asyncio.Lock())
+        try:
+            async with lock:
+                state = self._states.get(hashed)
+                if state is not None:
+                    return state
+                record = await self._store.session_by_key(hashed)
+                if record is None:
+                    raise Unauthenticated("unknown session key: it was mistyped, or issued by another gateway's store")
+                if record.closed is not None:
+                    raise SessionClosed("this session is closed; nothing was recorded")
+                state = SessionState(record, await self._store.heads(record.id), _budgets(record.settings, self._config.budgets))
+                self._states[hashed] = state
+                self._evict()
+                return state
+        finally:
+            self._loading.pop(hashed, None)
+
+    def _evict(self) -> None:
+        """Drops the longest idle states over the cap; one with a call in flight stays."""
+        for hashed, state in list(self._states.items()):
+            if len(self._states) <= IDLE_STATES:
+                return
+            if not state.busy:
+                del self._states[hashed]
+
+
+def _budgets(settings: JsonObject, default: Budgets) -> Budgets:
+    wanted = settings.get("budgets")
+    if wanted is None:
+        return default
+    if not isinstance(wanted, dict):
+        raise InvalidRequest("budgets must be an object with max_turns, max_tokens, max_seconds", param="settings.budgets")
+    try:
+        return Budgets.model_validate({**default.model_dump(), **wanted})
+    except ValueError as error:
+        raise InvalidRequest(f"settings.budgets: {error}", param="settings.budgets") from error
