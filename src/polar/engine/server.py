@@ -1,0 +1,376 @@
+"""The HTTP side of the engine server: the subset of vLLM 0.32's API that the gateway uses, over any `Backend`.
+
+Knows nothing of how tokens are sampled. A client that leaves ends its generation. Forced tool choice and JSON schemas need
+guided decoding, which no backend here has: they are refused with a 400, unless the application was made with
+`guided="ignore"` (scripts whose answers are given anyway).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal, TypeVar
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from polar import __version__
+from polar.engine import wire
+from polar.engine.api import MAX_TOP_LOGPROBS, ApiError, Backend, Drop, Job, JsonObject, Template, Tokenizer, parse_params
+from polar.engine.parsing import parse_answer
+from polar.engine.play import Output, Piece, collect, play
+from polar.engine.text import normalise_messages
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+VLLM_WIRE = "0.32.0"
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+class Server:
+    """One served model. `tokens_per_chunk` groups streamed tokens; `weight_version` is what a trainer last set."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        template: Template,
+        *,
+        guided: Literal["reject", "ignore"] = "reject",
+        tokens_per_chunk: int = 1,
+        extra_routes: Sequence[Route] = (),
+    ) -> None:
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self.template = template
+        self.guided = guided
+        self.tokens_per_chunk = tokens_per_chunk
+        self.weight_version = "default"
+        self._running = asyncio.Event()
+        self._running.set()
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.app = Starlette(routes=[*self._routes(), *extra_routes], lifespan=self._lifespan)
+
+    def _routes(self) -> list[Route]:
+        post, get = ["POST"], ["GET"]
+        return [
+            Route("/health", self._wrap(self.health), methods=get),
+            Route("/version", self._wrap(self.version), methods=get),
+            Route("/metrics", self._wrap(self.metrics), methods=get),
+            Route("/v1/models", self._wrap(self.models), methods=get),
+            Route("/v1/completions", self._wrap(self.completions), methods=post),
+            Route("/v1/chat/completions", self._wrap(self.chat), methods=post),
+            Route("/tokenize", self._wrap(self.tokenize), methods=post),
+            Route("/detokenize", self._wrap(self.detokenize), methods=post),
+            Route("/collective_rpc", self._wrap(self.collective_rpc), methods=post),
+            Route("/reset_prefix_cache", self._wrap(self.reset_prefix_cache), methods=post),
+            Route("/update_weight_version", self._wrap(self.update_weight_version), methods=post),
+            Route("/weight_info", self._wrap(self.weight_info), methods=get),
+            Route("/pause", self._wrap(self.pause), methods=post),
+            Route("/resume", self._wrap(self.resume), methods=post),
+            Route("/is_paused", self._wrap(self.is_paused), methods=get),
+        ]
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self.backend.aclose()
+
+    def _wrap(self, handler: Handler) -> Handler:
+        async def wrapped(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except ApiError as error:
+                return error_response(error)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Drop:
+                return StreamingResponse(_cut(), headers={"content-length": "4096"}, media_type="application/json")
+
+        return wrapped
+
+    # --- generation ------------------------------------------------------------------------------------------
+
+    async def completions(self, request: Request) -> Response:
+        body = await read_json(request)
+        prompts = self._prompts(body.get("prompt"))
+        n = _count(body)
+        top = body.get("logprobs")
+        if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= MAX_TOP_LOGPROBS):
+            raise ApiError(400, f"logprobs must be an integer between 0 and {MAX_TOP_LOGPROBS}.", param="logprobs")
+        self._refuse_guided(body)
+        jobs = [
+            Job(ids, parse_params(body, len(ids), self.backend.context, 16, top or 0), "tokens", body, index)
+            for ids in prompts
+            for index in range(n)
+        ]
+        head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": self.backend.name}
+        if body.get("stream"):
+            return StreamingResponse(self._stream_completions(body, jobs, head), media_type="text/event-stream")
+        outputs = await until_disconnected(request, self._all(jobs, body))
+        choices = [
+            wire.completion_choice(body, self.tokenizer, job.prompt_ids, output, index)
+            for index, (job, output) in enumerate(zip(jobs, outputs, strict=True))
+        ]
+        sampled = sum(len(output.token_ids) for output in outputs)
+        return json_response({**head, "choices": choices, "usage": wire.usage(sum(map(len, prompts)), sampled)})
+
+    async def chat(self, request: Request) -> Response:
+        body = await read_json(request)
+        prompt, prompt_ids = self._render(body)
+        n = _count(body)
+        top = body.get("top_logprobs")
+        if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= MAX_TOP_LOGPROBS):
+            raise ApiError(400, f"top_logprobs must be an integer between 0 and {MAX_TOP_LOGPROBS}.", param="top_logprobs")
+        choice = body.get("tool_choice")
+        if (choice == "required" or isinstance(choice, dict)) and self.guided == "reject":
+            raise ApiError(400, "tool_choice can only be auto or none here: this server has no guided decoding.", param="tool_choice")
+        self._refuse_guided(body)
+        params = parse_params(body, len(prompt_ids), self.backend.context, None, top or 0)
+        jobs = [Job(prompt_ids, params, "messages", body, index) for index in range(n)]
+        outputs = await until_disconnected(request, self._all(jobs, body))
+        tools = bool(body.get("tools")) and choice != "none"
+        choices = [
+            wire.chat_choice(body, self.tokenizer, output, parse_answer(output.text, prompt=prompt[-32:], tools=tools), index)
+            for index, output in enumerate(outputs)
+        ]
+        head: JsonObject = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.backend.name}
+        used = wire.usage(len(prompt_ids), sum(len(output.token_ids) for output in outputs))
+        if body.get("stream"):
+            return StreamingResponse(_stream_chat(body, choices, head, used), media_type="text/event-stream")
+        ids = prompt_ids if body.get("return_token_ids") else None
+        return json_response({**head, "object": "chat.completion", "choices": choices, "usage": used, "prompt_token_ids": ids})
+
+    @asynccontextmanager
+    async def _generating(self) -> AsyncIterator[None]:
+        """Waits while paused, then counts as in flight."""
+        await self._running.wait()
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+    async def _all(self, jobs: Sequence[Job], body: JsonObject) -> list[Output]:
+        skip, include = _text_options(body)
+        async with self._generating():
+            return await asyncio.gather(
+                *(collect(self.backend, job, self.tokenizer, skip_special=skip, include_stop=include) for job in jobs)
+            )
+
+    async def _stream_completions(self, body: JsonObject, jobs: Sequence[Job], head: JsonObject) -> AsyncIterator[bytes]:
+        if len(jobs) != 1:
+            yield sse(ApiError(400, "a stream has one prompt and one choice here.", param="n").json())
+            return
+        job = jobs[0]
+        skip, include = _text_options(body)
+        pieces: list[Piece] = []
+        sampled = 0
+        try:
+            played = play(self.backend, job, self.tokenizer, skip_special=skip, include_stop=include)
+            async with self._generating(), aclosing(played):
+                async for piece in played:
+                    pieces.append(piece)
+                    if len(pieces) < self.tokens_per_chunk and piece.finish is None:
+                        continue
+                    prompt_ids = job.prompt_ids if sampled == 0 else None
+                    sampled += len(pieces)
+                    yield sse({**head, "choices": [wire.completion_chunk(body, self.tokenizer, pieces, 0, prompt_ids)]})
+                    pieces = []
+        except ApiError as error:
+            yield sse(error.json())
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield sse({**head, "choices": [], "usage": wire.usage(len(job.prompt_ids), sampled)})
+        yield b"data: [DONE]\n\n"
+
+    def _prompts(self, prompt: Any) -> list[list[int]]:
+        if isinstance(prompt, str):
+            return [self.tokenizer.encode(prompt)]
+        if isinstance(prompt, list) and prompt:
+            if all(type(item) is int and item >= 0 for item in prompt):
+                return [prompt]
+            if all(isinstance(item, str | list) for item in prompt):
+                return [ids for item in prompt for ids in self._prompts(item)]
+        raise ApiError(400, "prompt must be a string or a list of token ids that is not empty.", param="prompt")
+
+    def _render(self, body: JsonObject) -> tuple[str, list[int]]:
+        messages = normalise_messages(body.get("messages"))
+        tools = body.get("tools") if body.get("tool_choice") != "none" else None
+        kwargs = dict(body.get("chat_template_kwargs") or {})
+        kwargs["add_generation_prompt"] = body.get("add_generation_prompt", True)
+        text = self.template.render(messages, tools, **kwargs)
+        return text, self.tokenizer.encode(text)
+
+    def _refuse_guided(self, body: JsonObject) -> None:
+        kind = (body.get("response_format") or {}).get("type", "text")
+        if kind != "text" and self.guided == "reject":
+            raise ApiError(400, f"response_format {kind} needs guided decoding, which this server does not have.", param="response_format")
+
+    # --- everything else ---------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": VLLM_WIRE, "server": f"polar-engine {__version__}"})
+
+    async def models(self, request: Request) -> Response:
+        card = {
+            "id": self.backend.name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "polar",
+            "root": self.backend.root,
+            "parent": None,
+            "max_model_len": self.backend.context,
+        }
+        return json_response({"object": "list", "data": [card]})
+
+    async def metrics(self, request: Request) -> Response:
+        values = {"requests_running": float(self._active), **self.backend.metrics()}
+        return PlainTextResponse("".join(f"polar_engine_{name} {value:g}\n" for name, value in values.items()))
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_json(request)
+        if "messages" in body:
+            ids = self._render(body)[1]
+        elif isinstance(body.get("prompt"), str):
+            ids = self.tokenizer.encode(body["prompt"])
+        else:
+            raise ApiError(400, "give messages, or prompt as a string.", param="prompt")
+        return json_response({"count": len(ids), "max_model_len": self.backend.context, "tokens": ids, "token_strs": None})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_json(request)
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list) or not all(type(item) is int for item in tokens):
+            raise ApiError(400, "tokens must be a list of token ids.", param="tokens")
+        return json_response({"prompt": self.tokenizer.decode(tokens, skip_special=False)})
+
+    async def collective_rpc(self, request: Request) -> Response:
+        body = await read_json(request)
+        if body.get("method") != "reload_weights":
+            raise ApiError(400, f"the only method here is reload_weights, not {body.get('method')!r}.", param="method")
+        path = (body.get("kwargs") or {}).get("weights_path")
+        await self.backend.reload(None if path is None else str(path))
+        return json_response({"results": [None]})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        await self.backend.reset_prefix_cache()
+        return Response(status_code=200)
+
+    async def update_weight_version(self, request: Request) -> Response:
+        body = await read_json(request)
+        if not isinstance(body.get("new_version"), str):
+            raise ApiError(400, "new_version must be a string.", param="new_version")
+        self.weight_version = body["new_version"]
+        return json_response({"success": True, "new_version": self.weight_version})
+
+    async def weight_info(self, request: Request) -> Response:
+        return json_response({"weight_version": self.weight_version})
+
+    async def pause(self, request: Request) -> Response:
+        """Holds new requests; waits for those in flight with `?mode=wait`, lets them go on with `keep`."""
+        mode = request.query_params.get("mode", "wait")
+        if mode not in ("wait", "keep"):
+            raise ApiError(400, f"mode must be wait or keep here, not {mode!r}.", param="mode")
+        self._running.clear()
+        if mode == "wait":
+            await self._idle.wait()
+        return json_response({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        self._running.set()
+        return json_response({"status": "resumed"})
+
+    async def is_paused(self, request: Request) -> Response:
+        return json_response({"is_paused": not self._running.is_set()})
+
+
+def _count(body: JsonObject) -> int:
+    n = body.get("n")
+    n = 1 if n is None else n
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 128:
+        raise ApiError(400, "n must be an integer between 1 and 128.", param="n")
+    return n
+
+
+def _text_options(body: JsonObject) -> tuple[bool, bool]:
+    return body.get("skip_special_tokens") is not False, bool(body.get("include_stop_str_in_output"))
+
+
+def sse(body: JsonObject) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+async def _stream_chat(body: JsonObject, choices: Sequence[JsonObject], head: JsonObject, used: JsonObject) -> AsyncIterator[bytes]:
+    head = {**head, "object": "chat.completion.chunk"}
+    for choice in choices:
+        for chunk in wire.chat_chunks(choice, first=True):
+            yield sse({**head, "choices": [chunk]})
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield sse({**head, "choices": [], "usage": used})
+    yield b"data: [DONE]\n\n"
+
+
+async def _cut() -> AsyncIterator[bytes]:
+    """Half an answer, then the end of the connection: the body is shorter than its announced length."""
+    yield b'{"id": "cut", "choices": [{"index": 0, "text": "'
+    raise ConnectionAbortedError("connection cut on purpose")
+
+
+def error_response(error: ApiError) -> Response:
+    if error.body is not None:
+        return Response(error.body, error.status, headers=error.headers, media_type="application/json")
+    response = json_response(error.json(), error.status)
+    response.headers.update(error.headers)
+    return response
+
+
+async def read_json(request: Request) -> JsonObject:
+    try:
+        body = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object.")
+    return body
+
+
+async def until_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Awaits `work`, and cancels it when the client leaves (`ClientDisconnect`)."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for pending in (task, watch):
+            pending.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+__all__ = ["Drop", "Server", "error_response", "json_response", "read_json", "sse", "until_disconnected"]

@@ -1,0 +1,119 @@
+"""Canonical messages to and from OpenAI Chat Completions bodies as inference servers read and write them. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from polar.chat import Image, JsonObject, Message, Sampling, Thinking, Tool, ToolCall, ToolChoice
+from polar.engines.base import EngineFinish, MessagesRequest
+
+
+def chat_message(message: Message) -> JsonObject:
+    """One message. Content is `""`, never null (B58); reasoning goes under both keys that servers read (B64)."""
+    body: JsonObject = {"role": message.role, "content": _content(message)}
+    if message.role == "assistant" and message.reasoning:
+        body["reasoning"] = body["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        body["name"] = message.name
+    return body
+
+
+def _content(message: Message) -> str | list[JsonObject]:
+    if isinstance(message.content, str):
+        return message.content
+    parts: list[JsonObject] = []
+    for part in message.content:
+        if isinstance(part, Image):
+            image: JsonObject = {"url": part.url}
+            if part.detail is not None:
+                image["detail"] = part.detail
+            parts.append({"type": "image_url", "image_url": image})
+        else:
+            parts.append({"type": "text", "text": part.text})
+    return parts
+
+
+def _arguments(arguments: str) -> str:
+    """Servers parse arguments as a JSON object before they render them; what is none travels as one with a single key."""
+    try:
+        parsed = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        parsed = None
+    return (arguments or "{}") if isinstance(parsed, dict) else orjson.dumps({"arguments": arguments}).decode()
+
+
+def chat_body(request: MessagesRequest) -> JsonObject:
+    """The part of a request body that all servers share; sampling parameters as set, `thinking` as a template argument."""
+    body: JsonObject = {"model": request.model, "messages": [chat_message(message) for message in request.messages]}
+    if request.tools:
+        body["tools"] = [tool.schema() for tool in request.tools]
+        body["tool_choice"] = chat_tool_choice(request.tool_choice)
+        if request.parallel_tool_calls is not None:
+            body["parallel_tool_calls"] = request.parallel_tool_calls
+    body.update(sampling_body(request.sampling))
+    if request.thinking is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
+    if request.response_format is not None:
+        body["response_format"] = request.response_format
+    if request.n != 1:
+        body["n"] = request.n
+    return body
+
+
+def chat_tool_choice(choice: ToolChoice) -> str | JsonObject:
+    return {"type": "function", "function": {"name": choice.name}} if choice.mode == "named" else choice.mode
+
+
+def sampling_body(sampling: Sampling) -> JsonObject:
+    """Sampling parameters in the common words; what is not set is left to the server."""
+    return sampling.as_dict()
+
+
+def tools_body(tools: Sequence[Tool]) -> list[JsonObject]:
+    return [tool.schema() for tool in tools]
+
+
+def answer_message(wire: Mapping[str, Any]) -> Message:
+    """An assistant message as a server parsed it. Arguments given as an object become JSON text (B63); ids as the server made them."""
+    reasoning = wire.get("reasoning") or wire.get("reasoning_content")
+    calls = tuple(
+        ToolCall(str(call.get("id") or f"call_{index}"), str(function.get("name") or ""), _argument_text(function.get("arguments")))
+        for index, call in enumerate(wire.get("tool_calls") or ())
+        for function in [call.get("function") or {}]
+    )
+    content = wire.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return Message("assistant", content or "", (Thinking(reasoning),) if reasoning else (), calls)
+
+
+def _argument_text(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    return "{}" if arguments is None else orjson.dumps(arguments).decode()
+
+
+_FINISH: dict[str, EngineFinish] = {
+    "stop": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "abort": "abort",
+    "content_filter": "content_filter",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+}
+
+
+def finish_reason(reason: Any) -> EngineFinish:
+    """A server's finish reason. One that is missing or unknown means that the answer did not end by itself: `abort`."""
+    return _FINISH.get(reason, "abort") if isinstance(reason, str) else "abort"
