@@ -1,0 +1,37 @@
+# Everything a newcomer needs: `make demo`, then `make test`. Both set themselves up.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-real lint accept bench docs clean
+
+$(BIN)/polar: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(BIN)/polar  ## The main job on the embedded default: real harness, bundled model, no GPU.
+	$(BIN)/polar demo
+
+test: $(BIN)/polar  ## The fast tests.
+	$(BIN)/pytest -m "not real and not accept"
+
+test-real: $(BIN)/polar  ## Real CLIs, real vLLM, real processes; minutes.
+	bash tests/real/install_vllm.sh
+	$(BIN)/pytest -m "real and not accept"
+
+lint: $(BIN)/polar
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+accept: $(BIN)/polar  ## The acceptance runs of full size.
+	bash tests/real/install_vllm.sh
+	$(BIN)/pytest -m "accept or real" --timeout 7200
+
+bench: $(BIN)/polar
+	$(BIN)/python bench/gateway.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
