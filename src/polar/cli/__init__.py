@@ -1,1 +1,43 @@
-"""The `polar` command."""
+"""The `polar` command. Each group of subcommands is a file beside this one; errors of ours print as one clear line."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from polar import __version__
+from polar.cli import demo, engine, gateway, harness, session
+from polar.cli.output import err
+from polar.errors import PolarError
+
+app = typer.Typer(
+    name="polar",
+    help="Trains language agents with reinforcement learning through the unmodified harness they run in.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("gateway")(gateway.gateway)
+app.command("engine")(engine.engine)
+app.command("demo")(demo.demo)
+app.add_typer(session.app, name="session")
+app.add_typer(harness.app, name="harness")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        typer.echo(f"polar {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except PolarError as error:
+        err.print(f"[bold red]error[/]: {error}", highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

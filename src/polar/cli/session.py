@@ -1,0 +1,172 @@
+"""`polar session`: make, look at and end sessions. Making and ending go through the running gateway; looking reads the store."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import orjson
+import typer
+from rich.table import Table
+
+from polar.chat import JsonObject
+from polar.cli.output import out
+from polar.cli.state import running, store_url
+from polar.errors import ConfigError
+from polar.cli.guide import guide
+from polar.records import Completion, Session
+from polar.store import open_store
+from polar.store.base import Store
+from polar.store.codec import completion_to_json
+
+app = typer.Typer(help="Make, look at and end sessions.", no_args_is_help=True)
+T = TypeVar("T")
+StoreOption = Annotated[str | None, typer.Option("--store", help="Path or URL of the store; default: the gateway's.")]
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Option(help="train (sampling forced) or eval (the harness's own).")] = "train",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Make a session and print the lines that point each CLI at it. The key is shown this once."""
+    made = control("POST", "/sessions", {"kind": kind})
+    if as_json:
+        typer.echo(orjson.dumps(made).decode())
+        return
+    out.print(f"Session [bold]{made['session_id']}[/] ({made['kind']})\n")
+    out.print(guide(made["base_url"], made["key"]), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def env(
+    base_url: Annotated[str, typer.Argument(help="The session's base URL (http://.../s/KEY).")],
+    harness: Annotated[str | None, typer.Option(help="Only this harness.")] = None,
+) -> None:
+    """Print the lines that point each CLI at a session."""
+    _, marker, key = base_url.rstrip("/").rpartition("/s/")
+    if not marker:
+        raise ConfigError("the base URL of a session ends in /s/KEY, as `polar session new` prints it")
+    out.print(guide(base_url.rstrip("/"), key, harness), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_sessions(store: StoreOption = None, limit: Annotated[int, typer.Option(help="How many.")] = 30) -> None:
+    """List sessions, newest first."""
+
+    async def read(opened: Store) -> list[tuple[Session, int, int]]:
+        rows = []
+        for record in await opened.sessions(limit=limit):
+            heads = await opened.heads(record.id)
+            rows.append((record, len(heads), sum(head.sampled for head in heads)))
+        return rows
+
+    table = Table("session", "kind", "state", "age", "calls", "sampled tokens")
+    for record, calls, tokens in with_store(store, read):
+        state = "open" if record.closed is None else "closed"
+        table.add_row(record.id, record.kind, state, age(time.time() - record.created), str(calls), str(tokens))
+    out.print(table)
+
+
+@app.command()
+def show(session_id: str, store: StoreOption = None) -> None:
+    """Show a session's calls: what each continued, how many tokens, and where prefixes broke and why."""
+    table = Table("call", "dialect", "mode", "prompt", "sampled", "continues", "finish", "notes")
+    for completion in with_store(store, lambda opened: all_of(opened, session_id)):
+        continues = "root" if completion.parent is None else f"#{completion.parent}"
+        notes = sorted(completion.tags)
+        if completion.broken is not None:
+            notes.insert(0, f"broken: {completion.broken.cause} ({completion.broken.lost} ids)")
+        if completion.untrainable is not None:
+            notes.append(completion.untrainable)
+        table.add_row(
+            f"#{completion.number}",
+            completion.dialect,
+            completion.mode,
+            length(completion.prompt_ids),
+            length(completion.sampled_ids),
+            continues,
+            completion.finish,
+            "; ".join(notes),
+        )
+    out.print(table)
+
+
+@app.command()
+def export(
+    session_id: str,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: stdout.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Write a session's completions as JSON lines, with ids and log-probabilities."""
+    lines = [completion_to_json(completion) + b"\n" for completion in with_store(store, lambda opened: all_of(opened, session_id))]
+    if output is None:
+        sys.stdout.buffer.writelines(lines)
+    else:
+        output.write_bytes(b"".join(lines))
+        out.print(f"{len(lines)} completions written to {output}")
+
+
+@app.command()
+def close(session_id: str) -> None:
+    """End a session: its key stops working, its calls in flight are cancelled."""
+    answer = control("DELETE", f"/sessions/{session_id}")
+    out.print(f"{session_id} {'closed' if answer['closed'] else 'was closed already'}")
+
+
+async def all_of(store: Store, session_id: str) -> list[Completion]:
+    if await store.session(session_id) is None:
+        raise ConfigError(f"no session is called {session_id!r} in this store; see: polar session list")
+    return [completion async for completion in store.completions(session_id)]
+
+
+def with_store(url: str | None, read: Any) -> Any:
+    """Runs `read(store)` on the store, which is opened and closed around it."""
+
+    async def run() -> Any:
+        store = open_store(store_url(url))
+        try:
+            outcome: Coroutine[Any, Any, Any] = read(store)
+            return await outcome
+        finally:
+            await store.aclose()
+
+    return asyncio.run(run())
+
+
+def control(method: str, path: str, body: JsonObject | None = None) -> JsonObject:
+    """One call of the running gateway's control API."""
+    state = running()
+    request = urllib.request.Request(
+        state["admin_url"] + path,
+        data=None if body is None else orjson.dumps(body),
+        method=method,
+        headers={"authorization": f"Bearer {state['admin_token']}", "content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            result: JsonObject = orjson.loads(answer.read())
+            return result
+    except urllib.error.HTTPError as error:
+        problem = orjson.loads(error.read())["error"]["message"]
+        raise ConfigError(problem) from error
+    except urllib.error.URLError as error:
+        raise ConfigError(f"the gateway at {state['admin_url']} does not answer ({error.reason}); start one with: polar gateway") from error
+
+
+def age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def length(ids: np.ndarray[Any, Any] | None) -> str:
+    return "missing" if ids is None else str(len(ids))
