@@ -65,6 +65,8 @@ class Reply:
     ref: str
     created: int
     prompt_tokens: int = 0
+    context: int | None = None
+    """The model's maximum length in tokens (prompt and answer), where it is known."""
 
     @property
     def model(self) -> str:

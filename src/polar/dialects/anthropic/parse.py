@@ -1,0 +1,169 @@
+"""An Anthropic Messages body to a `ChatRequest`. Raises `InvalidRequest` and nothing else, for any JSON object.
+
+As the provider does, neighbouring user messages count as one turn: its tool results first, in order, each a tool message, then one user
+message with the rest. Neighbouring assistant messages are one answer, split by its harness, unless both hold text. System messages stay
+where they stand; one that is empty (a per-turn `output_config`, say) adds nothing. `clear_at` is ignored: text that vanished later would
+take every token sampled after it out of its context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from polar.chat import ChatRequest, JsonObject, Message, Part, Sampling, join_parts
+from polar.dialects.anthropic.content import assistant_message, instruction_text, system_text, user_blocks
+from polar.dialects.anthropic.tools import Toolbox, parse_tool_choice, parse_tools
+from polar.dialects.base import as_list, as_object, as_str, bad, optional_bool, optional_float, optional_int
+
+
+def parse_request(body: JsonObject, *, counting: bool = False) -> ChatRequest:
+    """The canonical request; a token count (`counting`) needs no `max_tokens`.
+
+    `options` may hold `thinking_omitted` (the caller wants signatures without the text), `context_management` (it asked for edits
+    and is told that none were made) and `loaded_tools` (deferred tools that stand in the messages instead of in `tools`).
+    """
+    toolbox = parse_tools(body.get("tools"))
+    tool_choice, parallel_tool_calls = parse_tool_choice(body.get("tool_choice"), toolbox)
+    messages, effort = _messages(body, toolbox)
+    thinking, options = _thinking(body.get("thinking"))
+    if body.get("context_management") is not None:
+        options["context_management"] = True
+    if toolbox.loaded:
+        options["loaded_tools"] = tuple(toolbox.loaded.values())
+    if not counting and body.get("max_tokens") is None:
+        raise bad("field required", "max_tokens")
+    return ChatRequest(
+        model=as_str(body.get("model"), "model"),
+        messages=messages,
+        tools=tuple(toolbox.head.values()),
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel_tool_calls,
+        sampling=Sampling(
+            max_tokens=optional_int(body, "max_tokens", minimum=1),
+            temperature=optional_float(body, "temperature", minimum=0.0, maximum=1.0),
+            top_p=optional_float(body, "top_p", minimum=0.0, maximum=1.0),
+            top_k=optional_int(body, "top_k", minimum=0),
+            stop=_stop_sequences(body.get("stop_sequences")),
+        ),
+        thinking=thinking,
+        effort=effort,
+        response_format=_response_format(body),
+        stream=optional_bool(body, "stream") or False,
+        options=options,
+    )
+
+
+def _messages(body: JsonObject, toolbox: Toolbox) -> tuple[tuple[Message, ...], str | None]:
+    """The conversation, and the effort asked for: of the last message that says one, else of the request."""
+    conversation = _Conversation()
+    effort = _effort(body, "output_config")
+    if body.get("system") is not None:
+        conversation.system(system_text(body["system"]))
+    items = as_list(body.get("messages"), "messages")
+    if not items:
+        raise bad("at least one message is required", "messages")
+    for index, item in enumerate(items):
+        path = f"messages.{index}"
+        message = as_object(item, path)
+        role, content = as_str(message.get("role"), f"{path}.role"), message.get("content")
+        match role:
+            case "user":
+                conversation.user(*user_blocks(content, f"{path}.content", toolbox))
+            case "assistant":
+                conversation.assistant(assistant_message(content, f"{path}.content"))
+            case "system":
+                effort = _effort(message, f"{path}.output_config") or effort
+                conversation.system("" if content is None else instruction_text(content, f"{path}.content", toolbox))
+            case _:
+                raise bad(f"{role!r} is not one of user, assistant, system", f"{path}.role")
+    return conversation.done(), effort
+
+
+class _Conversation:
+    """Collects messages; holds the present user turn open until another role speaks."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._turn: tuple[list[Message], list[Part]] | None = None
+
+    def system(self, text: str) -> None:
+        if text:
+            self._close_turn()
+            self._messages.append(Message("system", text))
+
+    def user(self, results: list[Message], parts: list[Part]) -> None:
+        if self._turn is None:
+            self._turn = ([], [])
+        self._turn[0].extend(results)
+        self._turn[1].extend(parts)
+
+    def assistant(self, message: Message) -> None:
+        self._close_turn()
+        last = self._messages[-1] if self._messages else None
+        if last is None or last.role != "assistant" or (last.content and message.content):
+            self._messages.append(message)
+            return
+        self._messages[-1] = replace(
+            last,
+            content=last.content or message.content,
+            thinking=last.thinking + message.thinking,
+            tool_calls=last.tool_calls + message.tool_calls,
+        )
+
+    def done(self) -> tuple[Message, ...]:
+        self._close_turn()
+        return tuple(self._messages)
+
+    def _close_turn(self) -> None:
+        if self._turn is None:
+            return
+        results, parts = self._turn
+        self._turn = None
+        self._messages.extend(results)
+        if parts or not results:
+            self._messages.append(Message("user", join_parts(parts)))
+
+
+def _thinking(value: Any) -> tuple[bool | None, dict[str, Any]]:
+    """The switch, and the option to leave the text out of the answer."""
+    if value is None:
+        return None, {}
+    config = as_object(value, "thinking")
+    kind = as_str(config.get("type"), "thinking.type")
+    if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
+        raise bad(f"{kind!r} is not one of enabled, adaptive, between_tools, disabled", "thinking.type")
+    return kind != "disabled", {"thinking_omitted": True} if config.get("display") == "omitted" else {}
+
+
+def _effort(holder: JsonObject, path: str) -> str | None:
+    config = holder.get("output_config")
+    if config is None:
+        return None
+    effort = as_object(config, path).get("effort")
+    return None if effort is None else as_str(effort, f"{path}.effort")
+
+
+def _response_format(body: JsonObject) -> JsonObject | None:
+    """`output_config.format`, or the older `output_format`, in the OpenAI Chat form."""
+    config = body.get("output_config")
+    path, value = "output_format", body.get("output_format")
+    if config is not None and as_object(config, "output_config").get("format") is not None:
+        path, value = "output_config.format", config["format"]
+    if value is None:
+        return None
+    output = as_object(value, path)
+    kind = as_str(output.get("type"), f"{path}.type")
+    if kind != "json_schema":
+        raise bad(f"must be 'json_schema', not {kind!r}", f"{path}.type")
+    schema = as_object(output.get("schema"), f"{path}.schema")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+
+
+def _stop_sequences(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = tuple(as_str(item, f"stop_sequences.{index}") for index, item in enumerate(as_list(value, "stop_sequences")))
+    if "" in stops:
+        raise bad("must not be empty", f"stop_sequences.{stops.index('')}")
+    return stops
