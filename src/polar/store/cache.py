@@ -1,0 +1,54 @@
+"""A least-recently-used cache with a cap in bytes. Knows nothing of what it holds; safe to use from several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Cache(Generic[K, V]):
+    """Holds values until their sizes add up to more than `capacity` bytes; a capacity of 0 holds nothing."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.size = 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Replaces what `key` had. A value larger than the whole cache is not held."""
+        with self._lock:
+            self._drop(key)
+            if size > self.capacity:
+                return
+            self._entries[key] = (value, size)
+            self.size += size
+            while self.size > self.capacity:
+                self._drop(next(iter(self._entries)))
+
+    def retire(self, key: K) -> None:
+        """Makes `key` the first to go: it is unlikely to be asked for again."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key, last=False)
+
+    def _drop(self, key: K) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.size -= entry[1]

@@ -1,0 +1,145 @@
+"""Databases by URL: engines set up so that a commit that has returned is on disk. Knows no table but the schema's version.
+
+SQLite: write-ahead log with `synchronous=FULL` (each commit syncs the log), foreign keys, a busy timeout for the other processes that
+write to the same file, and files that only their owner can read (SQLite gives `-wal` and `-shm` the mode of the database itself).
+PostgreSQL: `synchronous_commit` is switched on where the server's default is off.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+
+from polar.errors import ConfigError
+from polar.store.migrations import open_schema
+
+_POSTGRES = ("postgres:", "postgresql:", "postgresql+psycopg:")
+
+
+def open_engines(where: str | os.PathLike[str], *, busy_timeout_s: float, readers: int) -> tuple[Engine, Engine]:
+    """The writer's engine and the readers', their schema up to date. Raises `ConfigError` for a place that cannot be used."""
+    text = os.fspath(where)
+    if text.startswith(_POSTGRES):
+        engines = _postgres(text, readers)
+    elif "://" in text and not text.startswith("sqlite:"):
+        raise ConfigError(f"the store's URL {_scheme(text)}://... is not one of sqlite: and postgresql:, and not a path")
+    else:
+        engines = _sqlite(_sqlite_path(text), busy_timeout_s, readers)
+    try:
+        with engines[0].begin() as connection:
+            open_schema(connection)
+    except DatabaseError as error:
+        for engine in engines:
+            engine.dispose()
+        reason = " ".join(str(error.orig or error).split())
+        raise ConfigError(f"the store at {_shown(text)} cannot be opened: {reason}") from error
+    except BaseException:
+        for engine in engines:
+            engine.dispose()
+        raise
+    return engines
+
+
+def _scheme(text: str) -> str:
+    return text.partition("://")[0]
+
+
+def _shown(text: str) -> str:
+    """The place without a password."""
+    return make_url(text).render_as_string(hide_password=True) if "://" in text else text
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+def _sqlite_path(text: str) -> Path:
+    if text.startswith("sqlite:"):
+        text = text.removeprefix("sqlite:")
+        if text.startswith("//"):  # as SQLAlchemy reads it: three slashes for a relative path, four for an absolute one
+            text = text[3:]
+    if text in ("", ":memory:"):
+        raise ConfigError("a store in memory would not be durable: name a file")
+    return Path(text).expanduser().absolute()
+
+
+def _sqlite(path: Path, busy_timeout_s: float, readers: int) -> tuple[Engine, Engine]:
+    try:
+        _claim(path)
+    except OSError as error:
+        raise ConfigError(f"the store at {path} cannot be opened: {error.strerror}") from error
+    url = URL.create("sqlite+pysqlite", database=str(path))
+    arguments = {"timeout": busy_timeout_s, "check_same_thread": False}
+    writer = create_engine(url, connect_args=arguments, pool_size=1)
+    reader = create_engine(url, connect_args=arguments, pool_size=readers)
+    for engine, begin in ((writer, "BEGIN IMMEDIATE"), (reader, "BEGIN")):
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _beginner(begin))
+    return writer, reader
+
+
+def _claim(path: Path) -> None:
+    """Makes the file and the directories that are missing, all of them for their owner only, before SQLite would make them for everyone."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.close(descriptor)
+    for file in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+        if file.exists() and file.stat().st_mode & 0o077:
+            file.chmod(0o600)
+    for folder in {path.parent, *(folder.parent for folder in missing)}:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _: Any) -> None:
+    connection.isolation_level = None  # the engine begins transactions itself: the driver would begin them too late for IMMEDIATE
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    if mode != "wal":
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise ConfigError(f"SQLite cannot keep a write-ahead log here (its journal mode is {mode!r}): use a local disk")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _beginner(statement: str) -> Any:
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql(statement)
+
+    return begin
+
+
+# --- PostgreSQL -------------------------------------------------------------------------------------------------------
+
+
+def _postgres(text: str, readers: int) -> tuple[Engine, Engine]:
+    try:
+        url = make_url(text).set(drivername="postgresql+psycopg")
+        engines = create_engine(url, pool_size=1, pool_pre_ping=True), create_engine(url, pool_size=readers, pool_pre_ping=True)
+    except ArgumentError as error:
+        raise ConfigError(f"the store's URL cannot be read: {error}") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError("a PostgreSQL store needs psycopg: pip install 'polar-rl[postgres]'") from error
+    for engine in engines:
+        event.listen(engine, "connect", _set_up_postgres)
+    try:
+        engines[0].connect().close()
+    except OperationalError as error:
+        raise ConfigError(f"the store at {_shown(text)} cannot be reached: {' '.join(str(error.orig).split())}") from error
+    return engines
+
+
+def _set_up_postgres(connection: Any, _: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'")
+    connection.commit()

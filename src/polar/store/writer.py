@@ -1,0 +1,207 @@
+"""Group commit: one thread that turns concurrent writes into few transactions. Knows no table.
+
+Works are taken in the order of their submission. Everything that waits when the thread becomes free goes into one transaction, so the
+more writers there are, the fewer syncs each of them costs; a lone writer never waits for company. A work's future resolves after
+the commit has returned, that is after the sync (law 4).
+
+When the database itself fails (full, locked for longer than its busy time, unreachable), every work of the batch fails with
+`StoreError`, `trouble` says why, and the connection is made anew. While there is trouble the thread tries a small write once a second, so
+the store recovers by itself. When one work is at fault (a duplicate), the others of its batch are written without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
+
+from polar.errors import StoreError
+
+BATCH = 256
+"""Works in one transaction at most."""
+PROBE_S = 1.0
+"""Between two tries of a store in trouble."""
+LINGER_S = 1.0
+"""For how long a write that nobody waits for may look for company."""
+
+
+class Work(ABC):
+    """Something to write. `urgent` works have a caller who waits."""
+
+    urgent = True
+
+    @abstractmethod
+    def write(self, connection: Connection) -> Any:
+        """Writes, inside the batch's transaction; the result resolves the future. May be called again in a later transaction."""
+
+    def committed(self) -> None:  # noqa: B027
+        """Called on the writer's thread when the transaction is on disk, before the future resolves. Must not raise."""
+
+    def failed(self) -> None:  # noqa: B027
+        """Called on the writer's thread when the work has been given up. Must not raise."""
+
+
+class Job:
+    """A work with the future that waits for it, on the future's own event loop."""
+
+    __slots__ = ("future", "loop", "work")
+
+    def __init__(self, work: Work, future: asyncio.Future[Any] | None) -> None:
+        self.work = work
+        self.future = future
+        self.loop = None if future is None else future.get_loop()
+
+
+class Writer:
+    """`prepare(connection, works)` runs first in each transaction, for what a batch's works want done together."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prepare: Callable[[Connection, Sequence[Work]], None],
+        probe: Callable[[Connection], None],
+    ) -> None:
+        self.trouble: str | None = None
+        self._engine = engine
+        self._prepare = prepare
+        self._probe = probe
+        self._connection: Connection | None = None
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._submitting = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="polar-store", daemon=True)
+        self._thread.start()
+
+    async def submit(self, work: Work) -> Any:
+        """Waits until `work` is on disk; returns what its `write` returned. Cancelling the caller does not undo the write."""
+        future = asyncio.get_running_loop().create_future()
+        self._put(Job(work, future))
+        return await future
+
+    def post(self, work: Work) -> None:
+        """Writes `work` in good time; nobody waits, a failure is only seen in `trouble`."""
+        self._put(Job(work, None))
+
+    def close(self) -> None:
+        """Writes what was submitted, then ends the thread. Blocks; a second call returns at once."""
+        with self._submitting:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _put(self, job: Job) -> None:
+        with self._submitting:
+            if self._closed:
+                raise StoreError("the store is closed")
+            self._queue.put(job)
+
+    # --- on the writer's own thread ---
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            jobs, more = self._take()
+            if jobs:
+                self._write(jobs)
+            elif more:
+                self._try_again()
+        self._disconnect()
+
+    def _take(self) -> tuple[list[Job], bool]:
+        """The next batch, and whether there will be another. Empty: a store in trouble is due for a try."""
+        jobs: list[Job] = []
+        until: float | None = time.monotonic() + PROBE_S if self.trouble else None
+        urgent = False
+        while len(jobs) < BATCH:
+            try:
+                if urgent:
+                    job = self._queue.get_nowait()
+                else:
+                    job = self._queue.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if job is None:
+                return jobs, False
+            jobs.append(job)
+            urgent |= job.work.urgent
+            if until is None:
+                until = time.monotonic() + LINGER_S
+        return jobs, True
+
+    def _write(self, jobs: list[Job]) -> None:
+        works = [job.work for job in jobs]
+        try:
+            with self._connect().begin():
+                self._prepare(self._connect(), works)
+                results = [work.write(self._connect()) for work in works]
+        except Exception as error:
+            if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError | ProgrammingError):
+                self._in_trouble(error)
+                failure = StoreError(f"the completion store failed: {self.trouble}")
+                self._resolve([(job, None, failure) for job in jobs])
+            elif len(jobs) > 1:
+                for job in jobs:
+                    self._write([job])
+            else:
+                self._resolve([(jobs[0], None, error)])
+        else:
+            self.trouble = None
+            for work in works:
+                work.committed()
+            self._resolve([(job, result, None) for job, result in zip(jobs, results, strict=True)])
+
+    def _try_again(self) -> None:
+        try:
+            with self._connect().begin():
+                self._probe(self._connect())
+        except Exception as error:  # whatever it was, the next try is in a second
+            self._in_trouble(error)
+        else:
+            self.trouble = None
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _in_trouble(self, error: Exception) -> None:
+        """After a failed write or sync the connection's own state is in doubt, so it is not used again."""
+        self.trouble = " ".join(str(getattr(error, "orig", None) or error).split())
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+
+    @staticmethod
+    def _resolve(outcomes: list[tuple[Job, Any, BaseException | None]]) -> None:
+        """Wakes the callers, each event loop once."""
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
+        for job, result, error in outcomes:
+            if error is not None:
+                job.work.failed()
+            if job.future is not None and job.loop is not None:
+                loops.setdefault(job.loop, []).append((job.future, result, error))
+        for loop, settled in loops.items():
+            if not loop.is_closed():  # a caller whose loop has ended is gone; the write stands
+                loop.call_soon_threadsafe(_settle, settled)
+
+
+def _settle(settled: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, result, error in settled:
+        if future.done():  # its caller was cancelled
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
