@@ -12,7 +12,9 @@ from polar.errors import ConfigError
 
 def demo(
     sessions: Annotated[int, typer.Option(help="How many sessions to run.")] = 8,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the store and the logs go; default: a new folder in runs/.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the store and the logs go; default: a new folder in runs/.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
 ) -> None:
     """Run a real harness on bundled tasks with the bundled model, and show what was captured. No GPU, no account."""

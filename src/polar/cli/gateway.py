@@ -23,7 +23,9 @@ def gateway(
     engine: Annotated[list[str] | None, typer.Option(help="URL of the inference server; repeat it for several of the same model.")] = None,
     kind: Annotated[str, typer.Option(help="vllm, sglang or openai.")] = "vllm",
     model: Annotated[str | None, typer.Option(help="The model's name at the engine; default: the first that it serves.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Directory with tokenizer.json; default: where the engine loaded the model.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Directory with tokenizer.json; default: where the engine loaded the model.")
+    ] = None,
     renderer: Annotated[str | None, typer.Option(help="Renderer, where the model's name is not known.")] = None,
     mode: Annotated[str, typer.Option(help="auto, tokens or messages.")] = "auto",
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; the other options override it.")] = None,
@@ -45,7 +47,9 @@ def gateway(
         raise ConfigError("--session must be train, eval or none")
     settings = load_config(config)
     if engine:
-        settings["engines"] = {"default": {"urls": engine, "kind": kind, "model": model, "tokenizer": tokenizer, "renderer": renderer, "mode": mode}}
+        settings["engines"] = {
+            "default": {"urls": engine, "kind": kind, "model": model, "tokenizer": tokenizer, "renderer": renderer, "mode": mode}
+        }
     overrides = {"host": host, "port": port, "store": store, "stream": stream}
     settings.update({name: value for name, value in overrides.items() if value is not None})
     budgets = {"max_turns": max_turns, "max_tokens": max_tokens}
@@ -101,5 +105,3 @@ def show(gateway: Gateway) -> None:
         trainable = "[green]trainable[/]" if report["trainable"] else f"[red]not trainable[/]: {'; '.join(report['problems'])}"
         table.add_row(f"engine {served.name}", f"{served.model}, mode {served.mode} ({served.mode_reason}), {trainable}")
     out.print(table, highlight=False)
-
-

@@ -1,0 +1,184 @@
+"""A canned inference server for the benchmarks: vLLM's wire, the same answer every time, next to no CPU of its own.
+
+Reads `--spec FILE` (JSON: model, prompt_ids, token_ids, texts, logprobs) once and answers from bytes made at start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+
+import httptools
+import uvloop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    args = parser.parse_args()
+    with open(args.spec) as file:
+        spec = json.load(file)
+    uvloop.run(serve(Canned(spec), args.port))
+
+
+class Canned:
+    """All answers as bytes. A streamed request picks its tokens per chunk by the model name's suffix (`-c1`, `-c10`)."""
+
+    def __init__(self, spec: dict) -> None:
+        self.spec = spec
+        ids, texts, logprobs = spec["token_ids"], spec["texts"], spec["logprobs"]
+        usage = {
+            "prompt_tokens": len(spec["prompt_ids"]),
+            "completion_tokens": len(ids),
+            "total_tokens": len(ids) + len(spec["prompt_ids"]),
+        }
+        text = "".join(texts[:-1])
+        content = [
+            {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
+            for piece, value in zip(texts, logprobs, strict=True)
+        ]
+        self.models = plain({"object": "list", "data": [{"id": spec["model"], "object": "model", "max_model_len": 131072}]})
+        self.version = plain({"version": "0.32.0"})
+        self.completion = plain(
+            {
+                "id": "cmpl-1",
+                "object": "text_completion",
+                "created": 1,
+                "model": spec["model"],
+                "choices": [
+                    {
+                        "index": 0,
+                        "text": text,
+                        "token_ids": ids,
+                        "prompt_token_ids": None,
+                        "finish_reason": "stop",
+                        "stop_reason": None,
+                        "logprobs": {
+                            "tokens": texts,
+                            "token_logprobs": logprobs,
+                            "top_logprobs": [None] * len(ids),
+                            "text_offset": [0] * len(ids),
+                        },
+                    }
+                ],
+                "usage": usage,
+            }
+        )
+        self.chat = plain(
+            {
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": spec["model"],
+                "prompt_token_ids": spec["prompt_ids"],
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": text, "reasoning": None, "tool_calls": []},
+                        "token_ids": ids,
+                        "finish_reason": "stop",
+                        "stop_reason": None,
+                        "logprobs": {"content": content},
+                    }
+                ],
+                "usage": usage,
+            }
+        )
+        self.streams = {(kind, size): chunked(self._chunks(kind, size, usage)) for kind in ("completion", "chat") for size in (1, 10)}
+
+    def _chunks(self, kind: str, size: int, usage: dict) -> list[bytes]:
+        ids, texts, logprobs = self.spec["token_ids"], self.spec["texts"], self.spec["logprobs"]
+        head = {
+            "id": "cmpl-1",
+            "object": "text_completion" if kind == "completion" else "chat.completion.chunk",
+            "created": 1,
+            "model": self.spec["model"],
+        }
+        lines = []
+        for at in range(0, len(ids), size):
+            part, pieces, values = ids[at : at + size], texts[at : at + size], logprobs[at : at + size]
+            last = at + size >= len(ids)
+            shown = pieces[:-1] if last else pieces
+            choice: dict = {"index": 0, "token_ids": part, "finish_reason": "stop" if last else None, "stop_reason": None}
+            if kind == "completion":
+                choice |= {
+                    "text": "".join(shown),
+                    "logprobs": {
+                        "tokens": pieces,
+                        "token_logprobs": values,
+                        "top_logprobs": [None] * len(part),
+                        "text_offset": [0] * len(part),
+                    },
+                }
+            else:
+                content = [
+                    {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
+                    for piece, value in zip(pieces, values, strict=True)
+                ]
+                choice |= {"delta": {"content": "".join(shown)}, "logprobs": {"content": content}}
+            lines.append(b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n")
+        lines.append(b"data: " + json.dumps({**head, "choices": [], "usage": usage}).encode() + b"\n\n")
+        lines.append(b"data: [DONE]\n\n")
+        return lines
+
+    def answer(self, path: str, body: bytes) -> bytes:
+        if path == "/v1/models":
+            return self.models
+        if path == "/version":
+            return self.version
+        stream = b'"stream":true' in body or b'"stream": true' in body
+        kind = "completion" if path.endswith("/completions") and not path.endswith("/chat/completions") else "chat"
+        if stream:
+            return self.streams[kind, 10 if b"-c10" in body[:400] or b"-c10" in body[-4000:] else 1]
+        return self.completion if kind == "completion" else self.chat
+
+
+def plain(value: dict) -> bytes:
+    data = json.dumps(value).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+
+
+def chunked(lines: list[bytes]) -> bytes:
+    body = b"".join(b"%x\r\n" % len(line) + line + b"\r\n" for line in lines)
+    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, canned: Canned) -> None:
+        self.canned = canned
+        self.parser = httptools.HttpRequestParser(self)
+        self.path = ""
+        self.body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self.path = url.decode()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"expect":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self.body.append(body)
+
+    def on_message_complete(self) -> None:
+        body = b"".join(self.body)
+        self.body = []
+        self.transport.write(self.canned.answer(self.path, body))
+
+
+async def serve(canned: Canned, port: int) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(canned), "127.0.0.1", port, backlog=1024)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
