@@ -1,0 +1,2 @@
+#!/bin/sh
+cat hammer.log > spring.txt

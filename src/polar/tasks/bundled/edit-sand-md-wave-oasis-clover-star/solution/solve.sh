@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i s/wave/oasis/ sand.md

@@ -1,0 +1,2 @@
+#!/bin/sh
+mv desert.txt robin.txt

@@ -1,0 +1,2 @@
+#!/bin/sh
+mv orange.txt sunset.md

@@ -1,0 +1,2 @@
+#!/bin/sh
+sed -i s/arrow/rocket/ thunder.log
