@@ -53,7 +53,9 @@ def decompress(raw: bytes, encoding: str, limit: int) -> bytes:
             with zstandard.ZstdDecompressor().stream_reader(raw) as reader:
                 data = reader.read(limit + 1)
         else:
-            raise InvalidRequest(f"Content-Encoding {encoding!r} is not supported; send gzip, zstd or none.", param="Content-Encoding", status=415)
+            raise InvalidRequest(
+                f"Content-Encoding {encoding!r} is not supported; send gzip, zstd or none.", param="Content-Encoding", status=415
+            )
     except (zlib.error, zstandard.ZstdError) as error:
         raise InvalidRequest(f"the body is not valid {encoding}: {error}", param="Content-Encoding") from error
     if len(data) > limit:

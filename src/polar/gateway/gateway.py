@@ -121,4 +121,3 @@ class Gateway:
 
     def metrics_text(self) -> bytes:
         return self.metrics.exposition()
-

@@ -16,7 +16,7 @@ import numpy as np
 from polar import __version__
 from polar.chat import Answer, ChatRequest, JsonObject, TokenLogprob
 from polar.engines import registered as engine_kinds
-from polar.engines.base import EngineInfo, Generation, Mode
+from polar.engines.base import Engine, EngineInfo, Generation, Mode
 from polar.engines.check import Report, check, check_tools
 from polar.engines.pool import EnginePool
 from polar.errors import ConfigError, EngineError, NotFound
@@ -32,16 +32,17 @@ OPENAI_LOGPROB_FLOOR = -9999.0
 
 
 class Served:
-    """One model behind the gateway."""
+    """One model behind the gateway. `engines` replaces the clients that would be made from `config.urls`."""
 
-    def __init__(self, name: str, config: EngineConfig) -> None:
-        kinds = engine_kinds()
-        if config.kind not in kinds:
-            raise ConfigError(f"engines.{name}.kind: {config.kind!r} is not one of {', '.join(kinds)}")
+    def __init__(self, name: str, config: EngineConfig, engines: Sequence[Engine] | None = None) -> None:
+        if engines is None:
+            if not config.urls:
+                raise ConfigError(f"engines.{name}.urls: name at least one URL")
+            kind = engine_kinds()[config.kind]
+            engines = [kind(url, api_key=config.api_key, timeout_s=config.timeout_s) for url in config.urls]
         self.name = name
         self.config = config
-        kind = kinds[config.kind]
-        self.pool = EnginePool([kind(url, api_key=config.api_key, timeout_s=config.timeout_s) for url in config.urls])
+        self.pool = EnginePool(list(engines))
         self.model = config.model or ""
         self.info = EngineInfo(())
         self.mode: Mode = "messages"
@@ -75,7 +76,10 @@ class Served:
         elif not engine.takes_tokens:
             self._no_tokens(f"engine kind {self.config.kind} takes no token ids")
         else:
-            self.mode, self.mode_reason = "tokens", "configured" if wanted == "tokens" else "the model has a renderer and the engine takes ids"
+            self.mode, self.mode_reason = (
+                "tokens",
+                "configured" if wanted == "tokens" else "the model has a renderer and the engine takes ids",
+            )
         if checked:
             await self._check()
         self.provenance = {
@@ -214,7 +218,11 @@ class Served:
             if token in stops:
                 continue
             top = generation.top[index] if generation.top is not None else []
-            tokens.append(TokenLogprob(self._text(token), value, tuple((self._text(other), logprob) for other, logprob in top[: request.top_logprobs])))
+            tokens.append(
+                TokenLogprob(
+                    self._text(token), value, tuple((self._text(other), logprob) for other, logprob in top[: request.top_logprobs])
+                )
+            )
         return Answer(answer.message, answer.finish, answer.usage, answer.stop_sequence, answer.refusal, tuple(tokens))
 
     def _text(self, token: int | str) -> str:
@@ -288,5 +296,3 @@ def _plain(sampling: JsonObject) -> bool:
         and sampling.get("repetition_penalty", 1.0) == 1.0
         and not sampling.get("logit_bias")
     )
-
-

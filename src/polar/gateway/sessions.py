@@ -105,7 +105,12 @@ class Sessions:
         self._loading: dict[bytes, asyncio.Lock] = {}
 
     async def create(
-        self, *, kind: SessionKind = "train", settings: JsonObject | None = None, metadata: JsonObject | None = None, session_id: str | None = None
+        self,
+        *,
+        kind: SessionKind = "train",
+        settings: JsonObject | None = None,
+        metadata: JsonObject | None = None,
+        session_id: str | None = None,
     ) -> tuple[Session, str]:
         """A new session and its key, which is shown this once and stored only hashed."""
         settings = dict(settings or {})
