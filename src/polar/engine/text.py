@@ -12,7 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from polar.engine.api import ApiError, JsonObject, Template, Tokenizer
+from polar.engine.api import ApiError, JsonObject, Tokenizer
+from polar.tokens.tokenizer import Tokenizer as ModelTokenizer
+from polar.tokens.tokenizer import load_tokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -58,25 +60,17 @@ def _raise(message: str) -> None:
 
 
 class FastTokenizer:
-    """A `tokenizer.json`, with the end tokens that the model's generation configuration names."""
+    """A model's own tokenizer, with the end tokens that its generation configuration names."""
 
-    def __init__(self, path: Path, eos_ids: Sequence[int]) -> None:
-        from tokenizers import Tokenizer as Rust
-
-        self._rust = Rust.from_file(str(path))
+    def __init__(self, tokenizer: ModelTokenizer, eos_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._rust.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        text: str = self._rust.decode(list(ids), skip_special_tokens=skip_special)
-        return text
-
-    def token_id(self, token: str) -> int | None:
-        found: int | None = self._rust.token_to_id(token)
-        return found
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
 
 class ByteTokenizer:
@@ -110,31 +104,20 @@ class ByteTokenizer:
 
 
 def load_text(directory: Path) -> tuple[FastTokenizer, JinjaTemplate]:
-    """Tokenizer and template of a model directory. Raises `FileNotFoundError` where `tokenizer.json` is missing."""
-    config = _json(directory / "tokenizer_config.json")
-    specials = {
-        key: value["content"] if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key.endswith("_token") and isinstance(value, str | dict) and key != "chat_template"
-    }
-    path = directory / "tokenizer.json"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: the engine server needs a fast tokenizer")
+    """Tokenizer and template of a model directory. Raises `ConfigError` where there is no tokenizer.json."""
+    tokenizer = load_tokenizer(directory)
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = _json(directory / name).get("eos_token_id")
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, int) and item not in ids:
-                ids.append(item)
-    tokenizer = FastTokenizer(path, ids)
-    eos = tokenizer.token_id(specials.get("eos_token", ""))
-    if eos is not None and eos not in ids:
-        tokenizer.eos_ids = (*ids, eos)
-    jinja = directory / "chat_template.jinja"
-    source = jinja.read_text(encoding="utf-8") if jinja.exists() else config.get("chat_template")
-    if isinstance(source, list):
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    return tokenizer, JinjaTemplate(source if isinstance(source, str) else CHATML, specials)
+        ids += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)]
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    specials = {
+        key: value["content"] if isinstance(value, dict) else value
+        for key, value in tokenizer.config.items()
+        if key.endswith("_token") and isinstance(value, str | dict)
+    }
+    return FastTokenizer(tokenizer, list(dict.fromkeys(ids))), JinjaTemplate(tokenizer.chat_template or CHATML, specials)
 
 
 def _json(path: Path) -> JsonObject:
@@ -220,4 +203,4 @@ class Detokenizer:
         return now[len(before) :]
 
 
-__all__ = ["CHATML", "ByteTokenizer", "Detokenizer", "FastTokenizer", "JinjaTemplate", "Template", "load_text", "normalise_messages"]
+__all__ = ["CHATML", "ByteTokenizer", "Detokenizer", "FastTokenizer", "JinjaTemplate", "load_text", "normalise_messages"]

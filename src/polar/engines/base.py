@@ -39,6 +39,8 @@ class TokensRequest:
     n: int = 1
     session: str | None = None
     """The session's id, for an engine that routes by it; never its key."""
+    return_prompt_ids: bool = False
+    """Whether the server shall send the prompt ids back, to be compared; costs time in proportion to the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Generation:
     policy_version: str | None = None
     top: list[list[tuple[int | str, float]]] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    untrainable: str | None = None
+    """Why this must not be trained, where the server's own numbers contradict each other (ids missing, counts that differ)."""
 
 
 @dataclass(slots=True)

@@ -138,7 +138,7 @@ class ScriptedBackend:
         finish: Finish = reply.finish if len(cut) == len(ids) else "length"
         for at, token in enumerate(cut):
             logprob = fake_logprob(token, at) if reply.logprobs is None else reply.logprobs[at]
-            top = [(token, logprob if logprob is not None else 0.0)] if params.top_logprobs else []
+            top = _fake_top(token, 0.0 if logprob is None else logprob, params)
             last = at == len(cut) - 1
             stop = token if last and token in params.stop_token_ids and token not in self.tokenizer.eos_ids else None
             yield Step(token, logprob, top, finish if last else None, stop), at
@@ -154,6 +154,12 @@ class ScriptedBackend:
 
     async def aclose(self) -> None:
         """A script holds nothing open."""
+
+
+def _fake_top(token: int, logprob: float, params: Params) -> list[tuple[int, float]]:
+    """The token and one alternative, as an engine with processed log-probabilities would give them."""
+    other = float("-inf") if params.top_p < 1.0 else logprob - 1.0 / max(params.temperature, 1e-3)
+    return [(token, logprob), (token ^ 1, other)][: params.top_logprobs]
 
 
 def _as_api_error(error: Exception) -> Exception:

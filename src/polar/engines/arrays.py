@@ -1,0 +1,89 @@
+"""Ids and log-probabilities of a server's JSON as arrays, and the reasons why they must not be trained. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from polar.engines.base import Floats, Generation, Ids
+
+FLOOR = -9999.0
+"""OpenAI's and vLLM's stand-in for minus infinity: no log-probability that anything was sampled with."""
+_ID = "token_id:"
+
+
+def ids_array(values: Any) -> Ids | None:
+    """int32[n]; `None` for anything but a list of integers. An empty list is a real, empty answer."""
+    if not isinstance(values, list):
+        return None
+    try:
+        array = np.array(values, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if array.ndim != 1 or any(type(value) is not int for value in values):
+        return None
+    if len(array) and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
+        return None
+    return array.astype(np.int32)
+
+
+def ids_from_names(names: Any) -> Ids | None:
+    """int32[n] from vLLM's `return_tokens_as_token_ids` strings (`token_id:151645`); `None` where they are anything else."""
+    if not isinstance(names, list):
+        return None
+    try:
+        return np.array([int(name[9:]) if name.startswith(_ID) else _refuse(name) for name in names], dtype=np.int32)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _refuse(name: str) -> int:
+    raise ValueError(f"{name!r} is no token id")
+
+
+def logprobs_array(values: Any) -> Floats | None:
+    """float32[n] with NaN for each one that is missing: null, a NaN or infinity literal, or the floor (B95)."""
+    if not isinstance(values, list):
+        return None
+    try:
+        array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    if array.ndim != 1:
+        return None
+    array[~np.isfinite(array) | (array <= FLOOR)] = np.nan
+    return array.astype(np.float32)
+
+
+def top_ids(entries: Any) -> list[tuple[int | str, float]]:
+    """One token's alternatives, from `{name: logprob}`; names that are ids become integers."""
+    if not isinstance(entries, dict):
+        return []
+    return [(name_or_id(name), float(value)) for name, value in entries.items() if value is not None]
+
+
+def name_or_id(name: str) -> int | str:
+    return int(name[9:]) if name.startswith(_ID) and name[9:].isdigit() else name
+
+
+def settle(generations: Sequence[Generation], completion_tokens: int | None, *, prompt_expected: bool) -> None:
+    """Sets `untrainable` where ids, log-probabilities and the server's own count (over all choices) contradict each other (B92, B93).
+
+    Log-probabilities that do not line up are dropped: which token each belongs to would be a guess.
+    """
+    counts = [0 if generation.token_ids is None else len(generation.token_ids) for generation in generations]
+    for generation, count in zip(generations, counts, strict=True):
+        if generation.token_ids is None:
+            generation.untrainable = "the engine returned no sampled ids"
+        elif prompt_expected and (generation.prompt_ids is None or not len(generation.prompt_ids)):
+            generation.untrainable = "the engine returned no prompt ids"
+        elif generation.logprobs is None:
+            generation.untrainable = "the engine returned no log-probabilities"
+        elif len(generation.logprobs) != count:
+            generation.untrainable = f"the engine returned {len(generation.logprobs)} log-probabilities for {count} ids"
+        elif completion_tokens is not None and completion_tokens != sum(counts):
+            generation.untrainable = f"the engine returned {sum(counts)} ids and counts {completion_tokens} tokens"
+        if generation.logprobs is not None and len(generation.logprobs) != count:
+            generation.logprobs = None

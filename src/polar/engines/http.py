@@ -1,0 +1,230 @@
+"""The HTTP client that all engines share, and how a server's refusals become Polar's errors.
+
+Knows no engine's fields. One aiohttp session per engine object, without a cap on connections. Cancelling a call closes its
+connection, which is how an engine learns to stop sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from polar.chat import JsonObject
+from polar.engines.base import Engine
+from polar.engines.sse import SseParser
+from polar.errors import (
+    CallError,
+    ContextOverflow,
+    EngineBusy,
+    EngineOverloaded,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnavailable,
+)
+
+CONNECT_TIMEOUT_S = 10.0
+KEEPALIVE_S = 4.0
+"""Below uvicorn's 5 seconds (vLLM, SGLang), so that an idle connection is never reused while the server is closing it."""
+STALE_S = 0.25
+MAX_WORDS = 2000
+
+
+class HttpEngine(Engine):
+    """An engine behind HTTP. `url` may end with `/v1` or not."""
+
+    _session: aiohttp.ClientSession | None = None
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
+        super().__init__(url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s)
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            headers = {"Content-Type": "application/json"}
+            if self.api_key is not None:
+                headers["Authorization"] = f"Bearer {self.api_key}"
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                headers=headers,
+                read_bufsize=1 << 20,
+            )
+        return self._session
+
+    async def get(self, path: str, *, timeout_s: float = 10.0) -> Any:
+        """The parsed answer of a GET. Raises as `post` does."""
+        return loads(await self._call("GET", path, None, timeout_s))
+
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
+        """The parsed answer of a POST; an empty answer is `None`. numpy arrays in `body` are serialised as lists.
+
+        Raises `EngineError` and `ContextOverflow` as `error_for` maps them, `EngineUnavailable` where there is no connection or the
+        body is cut, `EngineTimeout`.
+        """
+        raw = await self._call("POST", path, dumps(body), timeout_s)
+        return loads(raw) if raw else None
+
+    async def _call(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
+        started = time.monotonic()
+        try:
+            return await self._once(method, path, data, timeout_s)
+        except aiohttp.ServerDisconnectedError as error:
+            if time.monotonic() - started > STALE_S:
+                raise EngineUnavailable(f"{self.url} closed the connection before its answer") from error
+        # A kept-alive connection that the server had just closed: nothing was answered, so once more on a fresh one.
+        try:
+            return await self._once(method, path, data, timeout_s)
+        except aiohttp.ServerDisconnectedError as error:
+            raise EngineUnavailable(f"{self.url} closed the connection before its answer") from error
+
+    async def _once(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
+        timeout = None if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._client().request(method, self.url + path, data=data, timeout=timeout) as response:
+                raw = await response.read()
+                if response.status >= 400:
+                    raise error_for(response.status, raw, response.headers)
+                return raw
+        except aiohttp.ServerDisconnectedError:
+            raise
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost(error, timeout_s) from error
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """The JSON events of a streamed POST, up to `[DONE]`. Raises as `post` does; an end without `[DONE]` is a cut body."""
+        parser = SseParser()
+        try:
+            async with self._client().post(self.url + path, data=dumps(body)) as response:
+                if response.status >= 400:
+                    raise error_for(response.status, await response.read(), response.headers)
+                async for data in response.content.iter_any():
+                    for event in parser.feed(data):
+                        if event == b"[DONE]":
+                            return
+                        parsed = loads(event)
+                        if isinstance(parsed, dict) and parsed.get("error") and "choices" not in parsed:
+                            raise error_for(_status_of(parsed), event, {})
+                        yield parsed
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost(error, self.timeout_s) from error
+        raise EngineUnavailable(f"{self.url} ended its stream in the middle")
+
+    def _lost(self, error: BaseException, timeout_s: float | None) -> CallError:
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return EngineUnavailable(f"no engine answers at {self.url}: {error.os_error}")
+        if isinstance(error, asyncio.TimeoutError):
+            return EngineTimeout(f"{self.url} did not answer within {timeout_s or self.timeout_s:g} s")
+        return EngineUnavailable(f"{self.url} went away in the middle: {str(error) or type(error).__name__}")
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+def dumps(body: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def loads(raw: bytes) -> Any:
+    """Parses a server's JSON, the NaN and Infinity literals of careless ones included (B95)."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(raw)
+        except ValueError as error:
+            raise EngineUnavailable(f"the engine's answer is not JSON: {raw[:200].decode(errors='replace')!r}") from error
+
+
+def _status_of(body: JsonObject) -> int:
+    error = body["error"]
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def error_for(status: int, raw: bytes, headers: Mapping[str, str]) -> CallError:
+    """A server's error answer as Polar's, its words and Retry-After kept."""
+    words, code = error_words(raw)
+    words = words or f"the engine answered {status} without a reason"
+    retry_after = headers.get("Retry-After")
+    if 400 <= status < 500 and status not in (401, 403, 404, 408, 429):
+        overflow = parse_overflow(words, code)
+        if overflow is not None:
+            return overflow
+    if status in (401, 403):
+        return EngineUnavailable(f"the engine refused the gateway's own key ({status}): {words}")
+    if status in (408, 504):
+        return EngineTimeout(words, retry_after=retry_after)
+    if status == 429:
+        return EngineBusy(words, code=code, retry_after=retry_after)
+    if status in (503, 529):
+        return EngineOverloaded(words, code=code, retry_after=retry_after)
+    if status >= 500:
+        return EngineUnavailable(words, code=code, retry_after=retry_after)
+    return EngineRejected(words, status=status, code=code)
+
+
+def error_words(raw: bytes) -> tuple[str, str | None]:
+    """(message, code) of an error body of any server's shape: `{"error": {...}}`, `{"error": "..."}`, `{"message": ...}`,
+    `{"detail": ...}`, or plain text."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return raw[:MAX_WORDS].decode(errors="replace").strip(), None
+    if not isinstance(body, dict):
+        return str(body)[:MAX_WORDS], None
+    inner = body.get("error", body)
+    if not isinstance(inner, dict):
+        return str(inner)[:MAX_WORDS], None
+    message = inner.get("message", inner.get("detail", ""))
+    code = inner.get("code")
+    text = message if isinstance(message, str) else orjson.dumps(message).decode()
+    return text[:MAX_WORDS], code if isinstance(code, str) else None
+
+
+_NUMBER = r"(?:at least )?(\d[\d,]*)"
+_OVERFLOWS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), names)
+    for pattern, names in (
+        # vLLM: "... maximum context length is 4096 tokens. However, you requested 100 output tokens and your prompt contains at least 4200
+        # input tokens" and "... However, your prompt contains 4200 input tokens"
+        (rf"maximum context length (?:is|of) {_NUMBER} tokens.*?prompt contains {_NUMBER} input tokens", ("limit", "prompt")),
+        # vLLM before 0.10, OpenAI: "... However, you requested 4300 tokens (4200 in the messages, 100 in the completion)"
+        (rf"maximum context length (?:is|of) {_NUMBER} tokens.*?\({_NUMBER} in the (?:messages|prompt)", ("limit", "prompt")),
+        # OpenAI: "... However, your messages resulted in 4200 tokens"
+        (rf"maximum context length (?:is|of) {_NUMBER} tokens.*?resulted in {_NUMBER} tokens", ("limit", "prompt")),
+        # SGLang chat: "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 4300
+        # tokens: 4200 tokens from the input messages and 100 tokens for the completion"
+        (rf"maximum context length (?:is|of) {_NUMBER} tokens.*?{_NUMBER} tokens from the input", ("limit", "prompt")),
+        # SGLang: "The input (4200 tokens) is longer than the model's context length (4096 tokens)"
+        (rf"input \({_NUMBER} tokens\) is longer than the model's context length \({_NUMBER} tokens\)", ("prompt", "limit")),
+        # SGLang scheduler: "Input length (4200 tokens) exceeds the maximum allowed length (4095 tokens)"
+        (rf"input length \({_NUMBER} tokens\) exceeds the maximum allowed length \({_NUMBER} tokens\)", ("prompt", "limit")),
+        # vLLM engine core: "The decoder prompt (length 4200) is longer than the maximum model length of 4096"
+        (rf"prompt \(length {_NUMBER}\) is longer than the maximum model length of {_NUMBER}", ("prompt", "limit")),
+        # llama.cpp: "the request exceeds the available context size"; the numbers are beside the message
+        (rf"request \({_NUMBER} tokens\) exceeds the available context size \({_NUMBER} tokens\)", ("prompt", "limit")),
+        # Anthropic: "prompt is too long: 4200 tokens > 4096 maximum"
+        (rf"prompt is too long: {_NUMBER} tokens > {_NUMBER} maximum", ("prompt", "limit")),
+        (rf"maximum context length (?:is|of) {_NUMBER} tokens", ("limit",)),
+        (r"exceeds the available context size|exceeds? (?:the )?(?:model's )?context (?:window|length)|prompt is too long", ()),
+    )
+)
+
+
+def parse_overflow(words: str, code: str | None = None) -> ContextOverflow | None:
+    """A context overflow, with the numbers that the server's words give; `None` if it is something else."""
+    for pattern, names in _OVERFLOWS:
+        match = pattern.search(words)
+        if match:
+            numbers = {name: int(group.replace(",", "")) for name, group in zip(names, match.groups(), strict=True)}
+            return ContextOverflow(words, prompt_tokens=numbers.get("prompt"), limit=numbers.get("limit"))
+    if code in ("context_length_exceeded", "exceed_context_size_error"):
+        return ContextOverflow(words, prompt_tokens=None, limit=None)
+    return None

@@ -1,0 +1,156 @@
+"""Several engines of one model: a session stays with its engine, a dead one is left, load is spread.
+
+Knows nothing of requests. A session is given the engine with the fewest sessions when it is first seen (ties by rendezvous hash),
+and keeps it while that lives, for the sake of its prefix cache. An engine that failed is left alone for a time that doubles with
+each failure; then it is probed (`Engine.info`) in the background and taken back when it answers. If all are dead the
+session's own one is tried nevertheless: the caller finds out at once when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from polar.chat import JsonObject
+from polar.engines.base import Engine
+from polar.errors import CallError, ConfigError, EngineUnavailable
+
+FIRST_BACKOFF_S = 1.0
+LAST_BACKOFF_S = 60.0
+MAX_SESSIONS = 100_000
+"""How many sessions are remembered; the longest unseen is forgotten first, and finds a new engine if it comes back."""
+
+
+@dataclass(slots=True)
+class _Member:
+    engine: Engine
+    sessions: int = 0
+    failures: int = 0
+    retry_at: float = 0.0
+    last_error: str | None = None
+    policy_version: str | None = None
+    probe: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.failures == 0
+
+
+class EnginePool:
+    """Not thread-safe: one event loop owns it. `clock` is monotonic, in seconds."""
+
+    def __init__(self, engines: Sequence[Engine], *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not engines:
+            raise ConfigError("a model needs at least one engine URL")
+        self._members = [_Member(engine) for engine in engines]
+        self._by_session: OrderedDict[str, _Member] = OrderedDict()
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def engines(self) -> list[Engine]:
+        return [member.engine for member in self._members]
+
+    def pick(self, session: str, avoid: Collection[Engine] = ()) -> Engine:
+        """The session's engine; another one for good if its own is dead or in `avoid`. Raises `EngineUnavailable` if all are in `avoid`."""
+        for member in self._members:
+            self._maybe_probe(member)
+        usable = [member for member in self._members if member.engine not in avoid]
+        if not usable:
+            raise EngineUnavailable(
+                "every engine of this model has failed: " + "; ".join(str(member.last_error) for member in self._members)
+            )
+        mine = self._by_session.get(session)
+        if mine is not None and mine in usable and (mine.alive or not any(member.alive for member in usable)):
+            self._by_session.move_to_end(session)
+            return mine.engine
+        alive = [member for member in usable if member.alive] or usable
+        chosen = min(alive, key=lambda member: (member.sessions, _rank(session, member.engine.url)))
+        self._assign(session, mine, chosen)
+        return chosen.engine
+
+    def _assign(self, session: str, old: _Member | None, new: _Member) -> None:
+        if old is not None:
+            old.sessions -= 1
+        new.sessions += 1
+        self._by_session[session] = new
+        self._by_session.move_to_end(session)
+        if len(self._by_session) > MAX_SESSIONS:
+            _, forgotten = self._by_session.popitem(last=False)
+            forgotten.sessions -= 1
+
+    def release(self, session: str) -> None:
+        """Forgets a session that has ended, so that its engine counts as less loaded."""
+        member = self._by_session.pop(session, None)
+        if member is not None:
+            member.sessions -= 1
+
+    def failed(self, engine: Engine, error: CallError) -> None:
+        """Notes that `engine` did not answer as it should; it is left alone for a while."""
+        member = self._member(engine)
+        member.last_error = str(error)
+        backoff = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2**member.failures)
+        member.failures = min(member.failures + 1, 30)
+        member.retry_at = self._clock() + backoff
+
+    def succeeded(self, engine: Engine) -> None:
+        """Notes an answer: the engine is alive."""
+        member = self._member(engine)
+        member.failures = 0
+        member.last_error = None
+
+    def set_policy_version(self, engine: Engine, version: str | None) -> None:
+        """What a weight update, or an answer, said this engine's weights are."""
+        self._member(engine).policy_version = version
+
+    def policy_version(self, engine: Engine) -> str | None:
+        return self._member(engine).policy_version
+
+    def health(self) -> list[JsonObject]:
+        """One entry per engine, for `/health`."""
+        return [
+            {
+                "url": member.engine.url,
+                "alive": member.alive,
+                "failures": member.failures,
+                "last_error": member.last_error,
+                "sessions": member.sessions,
+                "policy_version": member.policy_version,
+            }
+            for member in self._members
+        ]
+
+    def _member(self, engine: Engine) -> _Member:
+        return next(member for member in self._members if member.engine is engine)
+
+    def _maybe_probe(self, member: _Member) -> None:
+        due = not member.alive and self._clock() >= member.retry_at
+        if due and (member.probe is None or member.probe.done()) and len(self._members) > 1:
+            member.probe = asyncio.get_running_loop().create_task(self._probe(member.engine))
+
+    async def _probe(self, engine: Engine) -> None:
+        try:
+            await engine.info()
+        except CallError as error:
+            self.failed(engine, error)
+        else:
+            self.succeeded(engine)
+
+    async def aclose(self) -> None:
+        """Ends probes and closes every engine."""
+        probes = [member.probe for member in self._members if member.probe is not None]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+        for member in self._members:
+            await member.engine.aclose()
+
+
+def _rank(session: str, url: str) -> bytes:
+    return hashlib.blake2b(f"{session}\0{url}".encode(), digest_size=8).digest()

@@ -1,0 +1,229 @@
+"""SGLang, as of 0.5.23.
+
+Mode `tokens` uses `/generate` with `input_ids` and `return_logprob`: ids and log-probabilities come as pairs, and the answer
+names the weight version. A stream is cumulative by default and incremental with `--incremental-streaming-output`; the running
+`completion_tokens` tells which. Mode `messages` asks for `return_meta_info`, which SGLang refuses with streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+import orjson
+
+from polar.chat import JsonObject, Message, Sampling, Tool, ToolChoice
+from polar.engines.arrays import ids_array, logprobs_array, settle
+from polar.engines.base import Chunk, EngineFinish, EngineInfo, Generation, Ids, MessagesRequest, TokensRequest, register
+from polar.engines.chat import answer_message, chat_body, finish_reason
+from polar.engines.http import HttpEngine, error_for
+from polar.engines.vllm import chat_logprobs
+from polar.errors import EngineRejected, EngineUnavailable
+
+
+@register
+class SglangEngine(HttpEngine):
+    name: ClassVar[str] = "sglang"
+    takes_tokens: ClassVar[bool] = True
+    returns_tokens: ClassVar[bool] = True
+
+    _context: int | None = None
+    _model = "default"
+
+    async def info(self) -> EngineInfo:
+        listing = await self.get("/v1/models")
+        cards = [card for card in listing.get("data", []) if isinstance(card, dict)] if isinstance(listing, dict) else []
+        card = cards[0] if cards else {}
+        self._context = card.get("max_model_len")
+        self._model = str(card.get("id", self._model))
+        return EngineInfo(tuple(str(item.get("id")) for item in cards), self._context, await self._version(), card.get("root"))
+
+    async def _version(self) -> str | None:
+        for path in ("/server_info", "/get_server_info"):
+            try:
+                answer = await self.get(path)
+            except EngineRejected:
+                continue
+            return str(answer["version"]) if isinstance(answer, dict) and "version" in answer else None
+        return None
+
+    # --- mode tokens -------------------------------------------------------------------------------------------
+
+    async def _body(self, request: TokensRequest) -> JsonObject:
+        sampling = sampling_params(request.sampling)
+        if "max_new_tokens" not in sampling:
+            if self._context is None:
+                await self.info()
+            sampling["max_new_tokens"] = max(1, (self._context or 1 << 20) - len(request.prompt_ids) - 1)
+        sampling["skip_special_tokens"] = False
+        if request.stop_token_ids:
+            sampling["stop_token_ids"] = list(request.stop_token_ids)
+        if request.response_format is not None:
+            sampling.update(_grammar(request.response_format))
+        if request.n != 1:
+            sampling["n"] = request.n
+        body: JsonObject = {"input_ids": request.prompt_ids, "sampling_params": sampling, "return_logprob": True}
+        if request.top_logprobs:
+            body["top_logprobs_num"] = request.top_logprobs
+        return body
+
+    async def generate(self, request: TokensRequest) -> list[Generation]:
+        answer = await self.post("/generate", await self._body(request))
+        answers = answer if isinstance(answer, list) else [answer]
+        generations = [self._generation(item, request) for item in answers]
+        for generation, item in zip(generations, answers, strict=True):
+            settle([generation], item["meta_info"].get("completion_tokens"), prompt_expected=False)
+        return generations
+
+    def _generation(self, answer: Any, request: TokensRequest) -> Generation:
+        meta = _meta(answer)
+        finish, stop = _finish(meta.get("finish_reason"))
+        ids = ids_array(answer.get("output_ids"))
+        logprob_ids, logprobs = _pairs(meta)
+        generation = Generation(
+            prompt_ids=request.prompt_ids if request.return_prompt_ids and meta.get("prompt_tokens") == len(request.prompt_ids) else None,
+            token_ids=logprob_ids if ids is None else ids,
+            logprobs=logprobs,
+            finish=finish,
+            stop=stop,
+            prompt_tokens=meta.get("prompt_tokens") or 0,
+            completion_tokens=meta.get("completion_tokens") or 0,
+            cached_tokens=meta.get("cached_tokens") or 0,
+            policy_version=_version_of(meta),
+            top=_tops(meta) if request.top_logprobs else None,
+        )
+        if ids is not None and logprob_ids is not None and ids.tolist() != logprob_ids.tolist():
+            generation.logprobs = None
+        return generation
+
+    async def stream(self, request: TokensRequest) -> AsyncIterator[Chunk]:
+        seen = 0
+        seen_logprobs = 0
+        async with aclosing(self.events("/generate", {**await self._body(request), "stream": True})) as events:  # type: ignore[type-var]
+            async for event in events:
+                meta = _meta(event)
+                total = int(meta.get("completion_tokens") or 0)
+                ids = ids_array(event.get("output_ids"))
+                logprob_ids, logprobs = _pairs(meta)
+                if ids is None:
+                    ids = logprob_ids
+                if ids is None or logprobs is None:
+                    raise EngineUnavailable(f"{self.url} streamed tokens without ids or log-probabilities")
+                fresh = ids[seen:] if len(ids) == total else ids
+                fresh_logprobs = logprobs[seen_logprobs:] if len(logprobs) == total else logprobs
+                if seen + len(fresh) != total or len(fresh_logprobs) != len(fresh):
+                    raise EngineUnavailable(f"{self.url} streamed {seen + len(fresh)} ids and counts {total} tokens")
+                seen = seen_logprobs = total
+                finish = meta.get("finish_reason")
+                if finish is None:
+                    yield Chunk(fresh.tolist(), fresh_logprobs.tolist())
+                    continue
+                reason, stop = _finish(finish)
+                cached = meta.get("cached_tokens") or 0
+                yield Chunk(fresh.tolist(), fresh_logprobs.tolist(), reason, stop, total, cached, _version_of(meta))
+                return
+        raise EngineUnavailable(f"{self.url} ended its stream without a finish reason")
+
+    # --- mode messages -----------------------------------------------------------------------------------------
+
+    async def chat(self, request: MessagesRequest) -> list[Generation]:
+        body = {**chat_body(request), "logprobs": True, "top_logprobs": request.top_logprobs or 0, "separate_reasoning": True}
+        body.update(return_token_ids=True, return_prompt_token_ids=True, return_meta_info=True)
+        answer = await self.post("/v1/chat/completions", body)
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not choices:
+            raise EngineUnavailable("the engine's answer has no choices")
+        usage = answer.get("usage") or {}
+        generations = [self._chat_generation(choice, usage) for choice in choices]
+        settle(generations, usage.get("completion_tokens"), prompt_expected=True)
+        return generations
+
+    def _chat_generation(self, choice: JsonObject, usage: JsonObject) -> Generation:
+        meta = choice.get("meta_info") or {}
+        ids = ids_array(choice.get("response_token_ids"))
+        logprob_ids, logprobs = _pairs(meta)
+        if ids is None:
+            ids = logprob_ids
+        chat_values, tops = chat_logprobs(choice)
+        wire = choice.get("message") or {}
+        return Generation(
+            prompt_ids=ids_array(choice.get("prompt_token_ids")),
+            token_ids=ids,
+            logprobs=chat_values if logprobs is None else logprobs,
+            finish=finish_reason(choice.get("finish_reason")),
+            message=answer_message(wire),
+            stop=choice.get("matched_stop"),
+            refusal=wire.get("refusal"),
+            prompt_tokens=usage.get("prompt_tokens") or meta.get("prompt_tokens") or 0,
+            completion_tokens=meta.get("completion_tokens") or (0 if ids is None else len(ids)),
+            cached_tokens=meta.get("cached_tokens") or 0,
+            policy_version=_version_of(meta),
+            top=tops,
+        )
+
+    async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:
+        """SGLang has no route that renders messages: one token is sampled and the prompt's ids are read."""
+        request = MessagesRequest(self._model, messages, tools, ToolChoice(), Sampling(max_tokens=1, temperature=0.0), thinking=thinking)
+        return (await self.chat(request))[0].prompt_ids
+
+
+def sampling_params(sampling: Sampling) -> JsonObject:
+    """`sampling_params` of `/generate`."""
+    params = sampling.as_dict()
+    if "max_tokens" in params:
+        params["max_new_tokens"] = params.pop("max_tokens")
+    if "seed" in params:
+        params["sampling_seed"] = params.pop("seed")
+    if params.get("top_k") == 0:
+        params["top_k"] = -1
+    return params
+
+
+def _grammar(response_format: JsonObject) -> JsonObject:
+    """A Chat Completions `response_format` as a sampling parameter. Raises `EngineRejected` for a kind that SGLang lacks."""
+    kind = response_format.get("type")
+    if kind == "json_schema":
+        return {"json_schema": orjson.dumps((response_format.get("json_schema") or {}).get("schema") or {}).decode()}
+    if kind == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    if kind in (None, "text"):
+        return {}
+    raise EngineRejected(f"response_format {kind!r} is not known to SGLang")
+
+
+def _meta(answer: Any) -> JsonObject:
+    if isinstance(answer, dict) and isinstance(answer.get("meta_info"), dict):
+        meta: JsonObject = answer["meta_info"]
+        finish = meta.get("finish_reason")
+        if isinstance(finish, dict) and finish.get("type") == "abort" and finish.get("status_code"):
+            raise error_for(int(finish["status_code"]), str(finish.get("message") or "aborted").encode(), {})
+        return meta
+    raise EngineUnavailable("the engine's answer has no meta_info")
+
+
+def _finish(reason: Any) -> tuple[EngineFinish, str | int | None]:
+    if not isinstance(reason, dict):
+        return finish_reason(reason), None
+    matched = reason.get("matched")
+    return finish_reason(reason.get("type")), matched if isinstance(matched, str | int) else None
+
+
+def _pairs(meta: JsonObject) -> tuple[Ids | None, Any]:
+    """(ids, log-probabilities) of `output_token_logprobs`, a list of [logprob, id, text]."""
+    entries = meta.get("output_token_logprobs")
+    if not isinstance(entries, list) or not all(isinstance(entry, list) and len(entry) >= 2 for entry in entries):
+        return None, None
+    return ids_array([entry[1] for entry in entries]), logprobs_array([entry[0] for entry in entries])
+
+
+def _tops(meta: JsonObject) -> list[list[tuple[int | str, float]]] | None:
+    entries = meta.get("output_top_logprobs")
+    if not isinstance(entries, list):
+        return None
+    return [[(int(item[1]), float(item[0])) for item in entry or () if item[0] is not None] for entry in entries]
+
+
+def _version_of(meta: JsonObject) -> str | None:
+    version = meta.get("weight_version")
+    return None if version is None else str(version)

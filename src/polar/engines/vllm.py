@@ -1,0 +1,210 @@
+"""vLLM, as of 0.32 (and `polar engine`, which speaks the same wire).
+
+Mode `tokens` uses `/v1/completions` with a prompt of ids, which every vLLM server has (`/inference/v1/generate` needs
+`--enable-scale-out`). The sampled ids come as `logprobs.tokens` in the form `token_id:N` (`return_tokens_as_token_ids`):
+unlike `return_token_ids` that does not send the whole prompt back with each answer. The ids include the stop token.
+
+Mode `messages` uses `/v1/chat/completions` with `return_token_ids`, never streamed: streamed ids lose what the parsers eat (B92).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polar.chat import JsonObject, Message, Tool
+from polar.engines.arrays import ids_array, ids_from_names, logprobs_array, name_or_id, settle, top_ids
+from polar.engines.base import Chunk, EngineInfo, Floats, Generation, Ids, MessagesRequest, TokensRequest, register
+from polar.engines.chat import answer_message, chat_body, chat_message, finish_reason, sampling_body, tools_body
+from polar.engines.http import HttpEngine
+from polar.errors import EngineRejected, EngineUnavailable
+
+
+@register
+class VllmEngine(HttpEngine):
+    name: ClassVar[str] = "vllm"
+    takes_tokens: ClassVar[bool] = True
+    returns_tokens: ClassVar[bool] = True
+
+    _context: int | None = None
+
+    async def info(self) -> EngineInfo:
+        listing = await self.get("/v1/models")
+        cards = [card for card in listing.get("data", []) if isinstance(card, dict)] if isinstance(listing, dict) else []
+        card = cards[0] if cards else {}
+        self._context = card.get("max_model_len")
+        return EngineInfo(tuple(str(item.get("id")) for item in cards), self._context, await self._version(), card.get("root"))
+
+    async def _version(self) -> str | None:
+        try:
+            answer = await self.get("/version")
+        except EngineRejected:
+            return None
+        return str(answer["version"]) if isinstance(answer, dict) and "version" in answer else None
+
+    # --- mode tokens -------------------------------------------------------------------------------------------
+
+    async def _body(self, request: TokensRequest) -> JsonObject:
+        body: JsonObject = {
+            "model": request.model,
+            "prompt": request.prompt_ids,
+            **sampling_body(request.sampling),
+            "logprobs": request.top_logprobs or 0,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        if "max_tokens" not in body:
+            body["max_tokens"] = await self._room(len(request.prompt_ids))
+        if request.stop_token_ids:
+            body["stop_token_ids"] = list(request.stop_token_ids)
+        if request.return_prompt_ids:
+            body["return_token_ids"] = True
+        if request.response_format is not None:
+            body["response_format"] = request.response_format
+        if request.n != 1:
+            body["n"] = request.n
+        if request.session is not None:
+            body["session_id"] = request.session
+        return body
+
+    async def _room(self, prompt_tokens: int) -> int:
+        """What is left of the context: the server would take null for 16."""
+        if self._context is None:
+            await self.info()
+        return max(1, (self._context or 1 << 20) - prompt_tokens)
+
+    async def generate(self, request: TokensRequest) -> list[Generation]:
+        answer = await self.post("/v1/completions", await self._body(request))
+        usage = _usage(answer)
+        generations = [self._generation(choice, usage) for choice in _choices(answer)]
+        settle(generations, usage.get("completion_tokens"), prompt_expected=request.return_prompt_ids)
+        return generations
+
+    def _generation(self, choice: JsonObject, usage: JsonObject) -> Generation:
+        ids, logprobs = _sampled(choice)
+        wire = choice.get("logprobs") or {}
+        tops = wire.get("top_logprobs")
+        return Generation(
+            prompt_ids=ids_array(choice.get("prompt_token_ids")),
+            token_ids=ids,
+            logprobs=logprobs,
+            finish=finish_reason(choice.get("finish_reason")),
+            stop=choice.get("stop_reason"),
+            prompt_tokens=usage.get("prompt_tokens") or 0,
+            completion_tokens=0 if ids is None else len(ids),
+            cached_tokens=_cached(usage),
+            top=[top_ids(entry) for entry in tops] if isinstance(tops, list) else None,
+        )
+
+    async def stream(self, request: TokensRequest) -> AsyncIterator[Chunk]:
+        body = {**await self._body(request), "stream": True, "stream_options": {"include_usage": True}}
+        last: Chunk | None = None
+        usage: JsonObject = {}
+        async with aclosing(self.events("/v1/completions", body)) as events:  # type: ignore[type-var]
+            async for event in events:
+                usage = event.get("usage") or usage
+                for choice in event.get("choices") or ():
+                    ids, logprobs = _sampled(choice)
+                    if ids is None:
+                        raise EngineUnavailable(f"{self.url} streamed a token without its id")
+                    lined_up = logprobs if logprobs is not None and len(logprobs) == len(ids) else np.full(len(ids), np.nan, np.float32)
+                    if len(ids):
+                        yield Chunk(ids.tolist(), lined_up.tolist())
+                    if choice.get("finish_reason") is not None:
+                        last = Chunk([], [], finish_reason(choice["finish_reason"]), choice.get("stop_reason"))
+        if last is None:
+            raise EngineUnavailable(f"{self.url} ended its stream without a finish reason")
+        last.completion_tokens = usage.get("completion_tokens")
+        last.cached_tokens = _cached(usage)
+        yield last
+
+    # --- mode messages -----------------------------------------------------------------------------------------
+
+    async def chat(self, request: MessagesRequest) -> list[Generation]:
+        body = {**chat_body(request), "logprobs": True, "top_logprobs": request.top_logprobs or 0, "return_token_ids": True}
+        body["return_tokens_as_token_ids"] = True
+        body["include_reasoning"] = True
+        if request.session is not None:
+            body["session_id"] = request.session
+        answer = await self.post("/v1/chat/completions", body)
+        usage = _usage(answer)
+        prompt_ids = ids_array(answer.get("prompt_token_ids"))
+        generations = [self._chat_generation(choice, usage, prompt_ids) for choice in _choices(answer)]
+        settle(generations, usage.get("completion_tokens"), prompt_expected=True)
+        return generations
+
+    def _chat_generation(self, choice: JsonObject, usage: JsonObject, prompt_ids: Ids | None) -> Generation:
+        ids = ids_array(choice.get("token_ids"))
+        logprobs, tops = chat_logprobs(choice)
+        wire = choice.get("message") or {}
+        return Generation(
+            prompt_ids=prompt_ids,
+            token_ids=ids,
+            logprobs=logprobs,
+            finish=finish_reason(choice.get("finish_reason")),
+            message=answer_message(wire),
+            stop=choice.get("stop_reason"),
+            refusal=wire.get("refusal"),
+            prompt_tokens=usage.get("prompt_tokens") or 0,
+            completion_tokens=(usage.get("completion_tokens") or 0) if ids is None else len(ids),
+            cached_tokens=_cached(usage),
+            top=tops,
+        )
+
+    async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:
+        body: JsonObject = {"messages": [chat_message(message) for message in messages], "add_generation_prompt": True}
+        if tools:
+            body["tools"] = tools_body(tools)
+        if thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": thinking}
+        try:
+            answer = await self.post("/tokenize", body)
+        except EngineRejected as error:
+            if error.status in (404, 405):
+                return None
+            raise
+        return ids_array(answer.get("tokens"))
+
+
+def _choices(answer: Any) -> list[JsonObject]:
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise EngineUnavailable("the engine's answer has no choices")
+    return choices
+
+
+def _usage(answer: Any) -> JsonObject:
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    return usage if isinstance(usage, dict) else {}
+
+
+def _cached(usage: JsonObject) -> int:
+    return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def _sampled(choice: JsonObject) -> tuple[Ids | None, Floats | None]:
+    """Ids and log-probabilities of a `/v1/completions` choice, whole or streamed."""
+    wire = choice.get("logprobs") or {}
+    ids = ids_array(choice.get("token_ids"))
+    if ids is None:
+        ids = ids_from_names(wire.get("tokens"))
+    return ids, logprobs_array(wire.get("token_logprobs"))
+
+
+def chat_logprobs(choice: JsonObject) -> tuple[Floats | None, list[list[tuple[int | str, float]]] | None]:
+    """(float32[n], alternatives) of a Chat Completions choice; `None` where the server sent none."""
+    content = (choice.get("logprobs") or {}).get("content")
+    if not isinstance(content, list):
+        return None, None
+    tops = [
+        [
+            (name_or_id(str(other.get("token"))), float(other["logprob"]))
+            for other in entry.get("top_logprobs") or ()
+            if other.get("logprob") is not None
+        ]
+        for entry in content
+    ]
+    return logprobs_array([entry.get("logprob") for entry in content]), tops
