@@ -23,7 +23,8 @@ class Keys:
 
     `root` (32 bytes) is four hashes of 8 bytes, so that two roots can be compared part by part to name what changed: model with
     renderer; canonical tools; settings (thinking switch, template arguments); system message. `strict[i]` and `loose[i]` (16
-    bytes each) cover messages `0..i` inclusive; `strict` starts from the root, `loose` leaves root and system message out.
+    bytes each) cover messages `0..i` inclusive; `strict` starts from the root, `loose` leaves root and system message out (its first 8
+    bytes are of the first message alone).
     """
 
     root: bytes
@@ -61,6 +62,9 @@ class Plan:
     broken: Break | None = None
     tags: set[str] = field(default_factory=set)
     bridged: bool = False
+    cause: Cause | None = None
+    """Mode `messages`: why the prompt is expected to differ from its parent's; `settle` makes a `Break` of it where it does."""
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -73,3 +77,5 @@ class Reading:
     loose: bytes
     tags: frozenset[str]
     thinking_tokens: int = 0
+    thinking_hash: bytes = b""
+    """8 bytes of the answer's reasoning, for `Completion.thinking_hash`."""

