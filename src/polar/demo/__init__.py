@@ -1,0 +1,77 @@
+"""`polar demo`: a real harness on bundled tasks with the bundled model, on a CPU, and what was captured of it.
+
+`play` starts the parts and runs the sessions, `rows` makes training rows of the completions, `show` prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from polar.demo import play, show
+from polar.demo.rows import Walk, walk
+from polar.errors import ConfigError
+from polar.harness import install, named
+from polar.tokens.tokenizer import load_tokenizer
+
+ASSETS = Path(__file__).parents[1] / "assets"
+
+
+def run(sessions: int = 8, output: Path | None = None, seed: int = 0) -> int:
+    """Runs the demo and prints it. `seed` picks the tasks; `output` is a new or empty folder (default: one in `runs/`).
+
+    Returns 0 when the machinery worked, also where tasks were failed; 1 where a session made no model call at all. Raises
+    `PolarError` where engine, gateway, harness or a verifier could not do their work.
+    """
+    if sessions < 1:
+        raise ConfigError("--sessions must be at least 1")
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"polar demo needs {' and '.join(missing)}: pip install 'polar-rl[demo]'")
+    folder = _folder(output)
+    return asyncio.run(_demo(sessions, folder, seed, Console()))
+
+
+def _folder(output: Path | None) -> Path:
+    folder = output or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not an empty folder; name another with --output")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder.resolve()
+
+
+async def _demo(sessions: int, folder: Path, seed: int, console: Console) -> int:
+    began = time.monotonic()
+    harness = named(play.HARNESS)
+    tasks = play.choose(sessions, seed)
+    console.print(f"[bold]polar demo[/]: {sessions} sessions of {harness.title} {harness.version} on bundled tasks, model {play.MODEL}")
+    with console.status("starting") as status:
+
+        def progress(line: str) -> None:
+            status.update(line)
+            console.print(f"[dim]{time.monotonic() - began:5.1f} s  {line}[/]", highlight=False)
+
+        installing = asyncio.create_task(asyncio.to_thread(install, play.HARNESS, progress=progress))
+        progress(f"starting polar engine {play.MODEL}")
+        async with play.engine(folder) as url, play.gateway(url, folder, progress) as gateway:
+            installation = await installing
+            served = gateway.models.all[0]
+            progress(f"gateway at http://{gateway.config.host}:{gateway.config.port}, mode {served.mode}; running {sessions} sessions")
+
+            def done(one: play.Played) -> None:
+                verdict = "[green]passed[/]" if one.grade.passed else "[red]failed[/]"
+                progress(f"{one.task.name}: {verdict}, {len(one.completions)} turns, {one.run.duration_s:.1f} s")
+
+            played = await play.play_all(gateway, installation, tasks, folder, done)
+    tokenizer = load_tokenizer(ASSETS / play.MODEL)
+    walked: list[tuple[play.Played, Walk]] = [(one, walk(one.completions, harness.tag)) for one in played]
+    show.show_all(console, walked, tokenizer.decode, folder)
+    console.print(f"[dim]{time.monotonic() - began:.0f} s in all[/]", highlight=False)
+    silent = [one for one in played if not one.completions]
+    for one in silent:
+        console.print(f"[red]{one.session_id} made no model call[/]: {one.run.problem}; see {one.run.stderr}", highlight=False)
+    return 1 if silent else 0
