@@ -1,0 +1,95 @@
+"""Anthropic's Claude Code: Messages only, a native binary.
+
+Measured on 2.1.332. It speaks to whatever ANTHROPIC_BASE_URL says and keeps a path prefix there on every request. As root it
+refuses to skip permissions unless IS_SANDBOX is set. Sub-agents run in the background; their report arrives as a user message.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from polar.harness.base import (
+    Command,
+    Endpoint,
+    Harness,
+    Options,
+    Rule,
+    export,
+    hint,
+    json_lines,
+    last_user_text,
+    register,
+    system_text,
+    write_json,
+)
+
+_SMALLEST_WINDOW = 100_000
+"""The program raises a smaller auto-compact window to this; a percentage of it goes lower."""
+
+
+@register
+class ClaudeCode(Harness):
+    name = "claude-code"
+    title = "Claude Code"
+    version = "2.1.332"
+    package = "@anthropic-ai/claude-code"
+    program_path = "@anthropic-ai/claude-code/bin/claude.exe"
+    dialects = ("anthropic",)
+    has_sub_agents = True
+    rules = (
+        Rule("sub_agent", "x-claude-code-agent-id", lambda c: hint(c, "x-claude-code-agent-id") != ""),
+        Rule("compaction", "asks for a text-only summary", lambda c: "CRITICAL: Respond with TEXT ONLY" in last_user_text(c)),
+        Rule("probe", "quota probe of one token", lambda c: c.asked.get("max_tokens") == 1 and not c.tools),
+        Rule("title", "asks for a title without tools", lambda c: not c.tools and "title" in system_text(c).lower()),
+        Rule("probe", "side call of the small model without tools", lambda c: not c.tools and "haiku" in c.model_requested),
+    )
+
+    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check_dialect(endpoint)
+        write_json(home / ".claude.json", {"hasCompletedOnboarding": True, "bypassPermissionsModeAccepted": True})
+        if options.settings:
+            write_json(home / ".claude" / "settings.json", options.settings)
+        environment = {
+            "ANTHROPIC_BASE_URL": endpoint.root,
+            "ANTHROPIC_API_KEY": endpoint.key,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_ENABLE_TELEMETRY": "0",
+            "DISABLE_AUTOUPDATER": "1",
+            "CLAUDE_CODE_MAX_RETRIES": str(options.retries),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(options.max_output),
+            "IS_SANDBOX": "1",
+        }
+        if options.compact_at is not None:
+            window = max(_SMALLEST_WINDOW, options.compact_at)
+            environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(window)
+            environment["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, math.ceil(100 * options.compact_at / window)))
+        return environment
+
+    def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
+        flags = ("--model", endpoint.model, "--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose")
+        more = ("--continue",) if resume else ()
+        return Command((*program, "--print", *flags, *more, *options.extra_args), stdin=prompt)
+
+    def lines(self, endpoint: Endpoint) -> list[str]:
+        self.check_dialect(endpoint)
+        return [*export(ANTHROPIC_BASE_URL=endpoint.root, ANTHROPIC_API_KEY=endpoint.key, ANTHROPIC_MODEL=endpoint.model), "claude"]
+
+    def answer(self, stdout: str) -> str | None:
+        result = _result(stdout)
+        text = result.get("result") if result else None
+        return text if isinstance(text, str) else None
+
+    def problem(self, exit_code: int, stdout: str, stderr: str) -> str | None:
+        result = _result(stdout)
+        if result is not None and result.get("is_error"):
+            return f"{result.get('subtype')}: {result.get('result')}"[:400]
+        return super().problem(exit_code, stdout, stderr)
+
+
+def _result(stdout: str) -> dict[str, object] | None:
+    last = None
+    for event in json_lines(stdout):
+        if event.get("type") == "result":
+            last = event
+    return last

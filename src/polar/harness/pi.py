@@ -1,0 +1,91 @@
+"""Pi: all four protocols, JavaScript; the smallest and quickest.
+
+Measured on 1.6.0. It really needs Node.js 22.19. A run that ends in a provider's error exits with 0 in text mode, so the events of
+JSON mode are read instead.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from polar.harness.base import Command, Dialect, Endpoint, Harness, Options, Rule, json_lines, merge, register, system_text, write_json
+
+_APIS: dict[Dialect, str] = {
+    "openai_chat": "openai-completions",
+    "openai_responses": "openai-responses",
+    "anthropic": "anthropic-messages",
+    "google": "google-generative-ai",
+}
+
+
+@register
+class Pi(Harness):
+    name = "pi"
+    title = "Pi"
+    version = "1.6.0"
+    package = "@earendil-works/pi-coding-agent"
+    program_path = "@earendil-works/pi-coding-agent/dist/bundle/cli.js"
+    needs_node = (22, 19)
+    dialects = ("openai_chat", "openai_responses", "anthropic", "google")
+    rules = (Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summariz" in system_text(c).lower()),)
+
+    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check_dialect(endpoint)
+        folder = home / ".pi" / "agent"
+        write_json(folder / "models.json", _models(endpoint, options))
+        settings: dict[str, Any] = {"retry": {"enabled": options.retries > 0, "maxRetries": options.retries, "baseDelayMs": 500}}
+        if options.compact_at is not None:
+            settings["compaction"] = {
+                "enabled": True,
+                "reserveTokens": max(0, options.context - options.compact_at),
+                "keepRecentTokens": min(20_000, options.compact_at // 8),
+            }
+        write_json(folder / "settings.json", merge(settings, options.settings))
+        return {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
+
+    def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
+        more = ("--continue",) if resume else ()
+        flags = ("--print", "--mode", "json", "--model", f"polar/{endpoint.model}")
+        return Command((*program, *flags, *more, *options.extra_args), stdin=prompt)
+
+    def lines(self, endpoint: Endpoint) -> list[str]:
+        self.check_dialect(endpoint)
+        models = json.dumps(_models(endpoint, Options()), separators=(",", ":"))
+        return [
+            'export PI_CODING_AGENT_DIR="$(mktemp -d)"',
+            f"cat > \"$PI_CODING_AGENT_DIR/models.json\" <<'POLAR'\n{models}\nPOLAR",
+            f"pi --model polar/{endpoint.model}",
+        ]
+
+    def answer(self, stdout: str) -> str | None:
+        message = _last_answer(stdout)
+        content = message.get("content") if message else None
+        if not isinstance(content, list):
+            return None
+        texts = [part.get("text", "") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "".join(texts) or None
+
+    def problem(self, exit_code: int, stdout: str, stderr: str) -> str | None:
+        message = _last_answer(stdout)
+        if message is not None and message.get("stopReason") in ("error", "aborted"):
+            return f"{message.get('stopReason')}: {message.get('errorMessage')}"[:400]
+        if exit_code == 0 and message is None:
+            return "it ended without an answer"
+        return super().problem(exit_code, stdout, stderr)
+
+
+def _models(endpoint: Endpoint, options: Options) -> dict[str, Any]:
+    base_url = {"anthropic": endpoint.root, "google": endpoint.v1beta}.get(endpoint.dialect, endpoint.v1)
+    model = {"id": endpoint.model, "reasoning": True, "contextWindow": options.context, "maxTokens": options.max_output}
+    return {"providers": {"polar": {"baseUrl": base_url, "api": _APIS[endpoint.dialect], "apiKey": endpoint.key, "models": [model]}}}
+
+
+def _last_answer(stdout: str) -> dict[str, Any] | None:
+    last = None
+    for event in json_lines(stdout):
+        message = event.get("message")
+        if event.get("type") == "message_end" and isinstance(message, dict) and message.get("role") == "assistant":
+            last = message
+    return last

@@ -1,0 +1,95 @@
+"""Alibaba's Qwen Code: Chat Completions, Messages and generateContent, JavaScript.
+
+Measured on 0.24.4. Its flag `--auth-type` picks the protocol. Over Messages it sends a User-Agent that begins with `claude-cli`. Tool
+results are lists of text parts. Without statistics switched off it asks for a metrics host.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from polar.harness.base import (
+    Command,
+    Dialect,
+    Endpoint,
+    Harness,
+    Options,
+    Rule,
+    export,
+    json_lines,
+    last_user_text,
+    merge,
+    register,
+    system_text,
+    write_json,
+)
+
+_AUTH: dict[Dialect, str] = {"openai_chat": "openai", "anthropic": "anthropic", "google": "gemini"}
+
+
+@register
+class QwenCode(Harness):
+    name = "qwen-code"
+    title = "Qwen Code"
+    version = "0.24.4"
+    package = "@qwen-code/qwen-code"
+    program_path = "@qwen-code/qwen-code/cli-entry.js"
+    needs_node = (20, 0)
+    dialects = ("openai_chat", "anthropic", "google")
+    has_sub_agents = True
+    rules = (
+        Rule("compaction", "asks for a state snapshot", lambda c: "<state_snapshot>" in last_user_text(c)),
+        Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summarizes a conversation" in system_text(c)[:300]),
+        Rule("sub_agent", "sub-agent's system prompt", lambda c: "subagent" in system_text(c)[:300]),
+        Rule("probe", "asks for JSON without tools", lambda c: not c.tools and bool(c.asked.get("response_format"))),
+        Rule("title", "asks for a title without tools", lambda c: not c.tools and "title" in (system_text(c) + last_user_text(c)).lower()),
+    )
+
+    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check_dialect(endpoint)
+        window = options.context if options.compact_at is None else math.ceil(options.compact_at / 0.85)
+        settings: dict[str, Any] = {
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
+            "model": {
+                "name": endpoint.model,
+                "generationConfig": {"maxRetries": options.retries, "contextWindowSize": window},
+            },
+            "security": {"auth": {"selectedType": _AUTH[endpoint.dialect]}, "folderTrust": {"enabled": False}},
+        }
+        write_json(home / ".qwen" / "settings.json", merge(settings, options.settings))
+        return _variables(endpoint)
+
+    def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
+        more = ("--continue",) if resume else ()
+        flags = ("--auth-type", _AUTH[endpoint.dialect], "--model", endpoint.model, "--yolo", "--output-format", "stream-json")
+        return Command((*program, *flags, *more, *options.extra_args), stdin=prompt)
+
+    def lines(self, endpoint: Endpoint) -> list[str]:
+        self.check_dialect(endpoint)
+        return [*export(**_variables(endpoint)), f"qwen --auth-type {_AUTH[endpoint.dialect]} --model {endpoint.model}"]
+
+    def answer(self, stdout: str) -> str | None:
+        text = None
+        for event in json_lines(stdout):
+            if event.get("type") == "result":
+                text = event.get("result")
+        return text if isinstance(text, str) else None
+
+    def problem(self, exit_code: int, stdout: str, stderr: str) -> str | None:
+        for event in json_lines(stdout):
+            if event.get("type") == "result" and event.get("is_error"):
+                return json.dumps(event.get("error") or event.get("subtype"))[:400]
+        return super().problem(exit_code, stdout, stderr)
+
+
+def _variables(endpoint: Endpoint) -> dict[str, str]:
+    if endpoint.dialect == "anthropic":
+        return {"ANTHROPIC_BASE_URL": endpoint.root, "ANTHROPIC_API_KEY": endpoint.key, "ANTHROPIC_MODEL": endpoint.model}
+    if endpoint.dialect == "google":
+        return {"GOOGLE_GEMINI_BASE_URL": endpoint.root, "GEMINI_API_KEY": endpoint.key, "GEMINI_MODEL": endpoint.model}
+    return {"OPENAI_BASE_URL": endpoint.v1, "OPENAI_API_KEY": endpoint.key, "OPENAI_MODEL": endpoint.model}
