@@ -34,12 +34,11 @@ def seal(summary: str, ref: str) -> str:
 
 def unseal(sealed: str) -> str | None:
     """The summary inside, or `None` if another server wrote the string."""
-    magic, _, rest = sealed.partition(".")
-    _, _, payload = rest.partition(".")
-    if magic != _MAGIC:
+    parts = sealed.split(".")
+    if len(parts) != 3 or parts[0] != _MAGIC:
         return None
     try:
-        return base64.b64decode(payload.encode(), altchars=b"-_", validate=True).decode()
+        return base64.b64decode(parts[2].encode(), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError):
         return None
 

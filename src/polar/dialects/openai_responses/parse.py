@@ -2,7 +2,7 @@
 
 Decisions:
 
-* `reasoning.effort` `"none"` switches thinking off, any other effort switches it on, none given leaves the model's default.
+* `reasoning.effort` `"none"` switches thinking off; any other effort is handed on and leaves the switch at the model's default.
 * `store` is true unless the client says otherwise, as the provider documents; a compaction or a count is never stored.
 * What would silently lose a conversation is refused: `background`, `conversation`, `prompt`. What only steers the provider's
   service (`truncation`, `max_tool_calls`, `text.verbosity`, cache keys, metadata, ...) is echoed and has no effect.
@@ -73,8 +73,8 @@ def parse_request(body: JsonObject, route: Route) -> ChatRequest:
         tool_choice=read_choice(body.get("tool_choice"), toolset.visible),
         parallel_tool_calls=optional_bool(body, "parallel_tool_calls"),
         sampling=_sampling(body),
-        thinking=None if effort is None else effort != "none",
-        effort=effort,
+        thinking=False if effort == "none" else None,
+        effort=None if effort == "none" else effort,
         response_format=_response_format(body),
         stream=bool(optional_bool(body, "stream")) and route.operation is Operation.GENERATE,
         top_logprobs=_top_logprobs(body),
