@@ -307,6 +307,20 @@ def test_server_tool_blocks_in_history_are_named() -> None:
     assert message.content == "[server_tool_use: web_search]x"
 
 
+def test_deep_nesting_and_wide_integers_are_no_failure() -> None:
+    deep: Any = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    wide = {"n": 2**70}
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": [call(arguments=deep), call("t2", arguments=wide)]}]
+    calls = parse(messages).messages[1].tool_calls
+    assert calls[0].arguments == '{"a":' * 300 + "{}" + "}" * 300
+    assert calls[1].arguments == '{"n":1180591620717411303424}'
+    for _ in range(100_000):
+        deep = {"a": deep}
+    refused("messages.0.content.0.input", [{"role": "assistant", "content": [call(arguments=deep)]}])
+
+
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 

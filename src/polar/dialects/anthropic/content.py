@@ -168,7 +168,8 @@ def _document(block: JsonObject, path: str, toolbox: Toolbox) -> list[Part]:
             parts.append(Text(as_str(source.get("data"), f"{at}.data")))
         case "content":
             for kind, inner, inner_path in blocks(source.get("content"), f"{at}.content"):
-                parts.extend(_parts(kind, inner, inner_path, toolbox))
+                allowed = kind in ("text", "image")  # as the provider has it; and a document in a document could nest without end
+                parts.extend(_parts(kind, inner, inner_path, toolbox) if allowed else [Text(_placeholder(kind, inner))])
         case "base64":
             media_type = as_str(source.get("media_type", "application/pdf"), f"{at}.media_type")
             as_str(source.get("data"), f"{at}.data")
