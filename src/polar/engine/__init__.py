@@ -6,6 +6,7 @@ Importing this package imports no torch; `serve` does.
 from __future__ import annotations
 
 from polar.engine.api import ApiError, Backend, Job, Params, Step, Template, Tokenizer
+from polar.engine.serve import build, serve
 from polar.engine.server import Server
 from polar.engine.text import ByteTokenizer, JinjaTemplate, load_text
 
@@ -20,5 +21,7 @@ __all__ = [
     "Step",
     "Template",
     "Tokenizer",
+    "build",
     "load_text",
+    "serve",
 ]
