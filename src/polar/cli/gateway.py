@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
 from rich.table import Table
 
+from polar.cli.guide import guide
 from polar.cli.output import configure_logging, err, out
 from polar.cli.state import announce
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import run_until_signal
-from polar.cli.guide import guide
 
 
 def gateway(
@@ -72,7 +72,7 @@ def gateway(
     asyncio.run(run_until_signal(parsed, ready, lambda line: err.print(line, style="dim", highlight=False)))
 
 
-def load_config(path: Path | None) -> dict[str, object]:
+def load_config(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
@@ -86,7 +86,7 @@ def load_config(path: Path | None) -> dict[str, object]:
     return loaded
 
 
-def parse_config(settings: dict[str, object]) -> GatewayConfig:
+def parse_config(settings: dict[str, Any]) -> GatewayConfig:
     try:
         return GatewayConfig.model_validate(settings)
     except ValueError as error:

@@ -17,14 +17,14 @@ import typer
 from rich.table import Table
 
 from polar.chat import JsonObject
+from polar.cli.guide import guide
 from polar.cli.output import out
 from polar.cli.state import running, store_url
 from polar.errors import ConfigError
-from polar.cli.guide import guide
 from polar.records import Completion, Session
 from polar.store import open_store
 from polar.store.base import Store
-from polar.store.codec import completion_to_json
+from polar.store.export import completion_to_json
 
 app = typer.Typer(help="Make, look at and end sessions.", no_args_is_help=True)
 T = TypeVar("T")

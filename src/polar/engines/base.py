@@ -11,7 +11,7 @@ words and Retry-After kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -139,7 +139,7 @@ class Engine(ABC):
         """One unstreamed continuation of token ids."""
         raise NotImplementedError(f"{self.name} takes no token ids")
 
-    def stream(self, request: TokensRequest) -> AsyncIterator[Chunk]:
+    def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
         """A live continuation of token ids (`n` is 1). Closing the iterator cancels the generation."""
         raise NotImplementedError(f"{self.name} streams no token ids")
 

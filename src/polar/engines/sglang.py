@@ -7,7 +7,7 @@ names the weight version. A stream is cumulative by default and incremental with
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -97,7 +97,7 @@ class SglangEngine(HttpEngine):
             generation.logprobs = None
         return generation
 
-    async def stream(self, request: TokensRequest) -> AsyncIterator[Chunk]:
+    async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
         seen = 0
         seen_logprobs = 0
         async with aclosing(self.events("/generate", {**await self._body(request), "stream": True})) as events:  # type: ignore[type-var]

@@ -9,7 +9,7 @@ Mode `messages` uses `/v1/chat/completions` with `return_token_ids`, never strea
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -99,7 +99,7 @@ class VllmEngine(HttpEngine):
             top=[top_ids(entry) for entry in tops] if isinstance(tops, list) else None,
         )
 
-    async def stream(self, request: TokensRequest) -> AsyncIterator[Chunk]:
+    async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
         body = {**await self._body(request), "stream": True, "stream_options": {"include_usage": True}}
         last: Chunk | None = None
         usage: JsonObject = {}

@@ -11,13 +11,13 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
 
-from polar.chat import ChatRequest, FinishDelta, JsonObject
+from polar.chat import ChatRequest, JsonObject
 from polar.dialects import Dialect, Encoder, Operation, Reply, Route, registered, replay
 from polar.errors import CallError, NotFound
 from polar.gateway.body import ClientLeft, decompress, parse_json, read_body
@@ -247,9 +247,9 @@ class ModelApi:
         try:
             while True:
                 await reply.wait(upcoming, config.first_ping_s if encoder is None else config.ping_s)
-                if encoder is None and upcoming.done() and isinstance(error := upcoming.exception(), CallError):
-                    if not dialect.errors_in_stream(error, chat):
-                        raise error
+                failure = upcoming.exception() if upcoming.done() else None
+                if encoder is None and isinstance(failure, CallError) and not dialect.errors_in_stream(failure, chat):
+                    raise failure
                 if encoder is None:
                     encoder = dialect.encoder(reply_of(chat, call))
                     await reply.start_stream(encoder)
@@ -257,15 +257,13 @@ class ModelApi:
                 if not upcoming.done():
                     await reply.send(encoder.ping())
                     continue
-                try:
-                    delta = upcoming.result()
-                except StopAsyncIteration:
+                if isinstance(failure, StopAsyncIteration):
                     await reply.finish_stream(encoder.end())
                     return
-                except Exception as failure:
+                if failure is not None:
                     await reply.finish_stream(encoder.error(as_call_error(failure)))
                     return
-                await reply.send(encoder.feed(delta))
+                await reply.send(encoder.feed(upcoming.result()))
                 upcoming = asyncio.ensure_future(anext(stream))
         finally:
             upcoming.cancel()

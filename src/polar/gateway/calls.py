@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +29,7 @@ from polar.gateway.sessions import SessionState
 from polar.records import Completion
 from polar.store.base import Store
 from polar.tokens import pointers
+from polar.tokens.live import LiveReader
 from polar.tokens.plan import Plan, Reading
 
 log = logging.getLogger("polar.gateway")
@@ -88,7 +89,7 @@ class Call:
         not cancel the call."""
         return await asyncio.shield(self._task)
 
-    async def watch(self) -> AsyncIterator[ChatDelta]:
+    async def watch(self) -> AsyncGenerator[ChatDelta, None]:
         """All deltas from the first on, as they come; ends after the last `FinishDelta` or raises the call's error."""
         seen = 0
         while True:
@@ -160,22 +161,23 @@ class Call:
         async with self._context.gate.call():
             version = self._context.gate.policy_version
             began = self._context.clock()
+            reader: LiveReader | None = None
             if self.incoming.live and plan.mode == "tokens" and request.n == 1:
-                generations = [await self._stream(plan, sampled)]
+                reader = self._served.path.live(plan)
+                generations = [await self._stream(plan, sampled, reader)]
             else:
                 generations = await self._generate(plan, sampled)
             self._context.metrics.engine_seconds.observe(self._context.clock() - began)
-        answers = await self._record(plan, sampled, generations, version)
-        live = bool(self._deltas)
-        for choice, answer in enumerate(answers):
-            replayed = list(deltas(answer, choice))
-            self._deltas.extend(replayed[-1:] if live else replayed)
-        return answers
+        readings = await self._record(plan, sampled, generations, version)
+        for choice, reading in enumerate(readings):
+            self._deltas.extend(deltas(reading.answer, choice) if reader is None else reader.finish(reading))
+        return [reading.answer for reading in readings]
 
     async def _plan(self, request: ChatRequest) -> Plan:
         state, served = self._state, self._served
-        path = await served.path_for(request)
+        path = served.path
         request = path.normalise(request, state.record.secret)
+        mode = await served.mode_for(request)
         keys = path.keys(request)
         match = state.history.match(keys, request, secret=state.record.secret)
         parent = None
@@ -183,8 +185,8 @@ class Call:
             parent = await self._context.store.completion(state.record.id, match.parent)
         fresh = request.messages if parent is None or match.cause is not None else request.messages[match.shared :]
         if sum(len(message.text) for message in fresh) > LONG_RENDER_CHARS:
-            return await asyncio.to_thread(path.assemble, request, keys, match, parent)
-        return path.assemble(request, keys, match, parent)
+            return await asyncio.to_thread(path.assemble, request, keys, match, parent, mode=mode)
+        return path.assemble(request, keys, match, parent, mode=mode)
 
     async def _generate(self, plan: Plan, sampled: Sampled) -> list[Generation]:
         """One unstreamed generation, on another engine if the session's own one is dead."""
@@ -217,16 +219,15 @@ class Call:
             sampled.tags.add("clamped")
             return await engine.chat(self._messages_request(plan, sampled.sampling))
 
-    async def _stream(self, plan: Plan, sampled: Sampled) -> Generation:
+    async def _stream(self, plan: Plan, sampled: Sampled, reader: LiveReader) -> Generation:
         """A live generation: deltas go to the watchers as they are sampled; the ids are whole at the end."""
         engine = self._served.pool.pick(self._state.record.id, avoid=())
         sampled.engine = engine.url
-        reader = self._served.tokens_path.live(plan, self.ref)
         ids: list[int] = []
         logprobs: list[float] = []
         generation = Generation(plan.prompt_ids, None, None, "abort", prompt_tokens=self.prompt_tokens)
         try:
-            async with aclosing(engine.stream(self._tokens_request(plan, sampled))) as chunks:  # type: ignore[type-var]
+            async with aclosing(engine.stream(self._tokens_request(plan, sampled))) as chunks:
                 async for chunk in chunks:
                     ids += chunk.token_ids
                     logprobs += chunk.logprobs
@@ -250,10 +251,9 @@ class Call:
             raise
         self._fill(generation, ids, logprobs)
         if generation.finish == "abort":
-            error = EngineUnavailable("the engine's stream ended before its last event")
-            await self._record_aborted(plan, sampled, generation, error)
-            raise error
-        self._deltas.extend(reader.finish(generation))
+            cut = EngineUnavailable("the engine's stream ended before its last event")
+            await self._record_aborted(plan, sampled, generation, cut)
+            raise cut
         return generation
 
     @staticmethod
@@ -263,10 +263,10 @@ class Call:
 
     # --- recording ---------------------------------------------------------------------------------------------
 
-    async def _record(self, plan: Plan, sampled: Sampled, generations: list[Generation], version: str | None) -> list[Answer]:
+    async def _record(self, plan: Plan, sampled: Sampled, generations: list[Generation], version: str | None) -> list[Reading]:
         state, served = self._state, self._served
-        path = served.path_of(plan)
-        answers: list[Answer] = []
+        path = served.path
+        readings: list[Reading] = []
         completions: list[Completion] = []
         for choice, generation in enumerate(generations):
             if plan.mode == "messages" and choice == 0:
@@ -275,10 +275,10 @@ class Call:
                 self.prompt_tokens = generation.prompt_tokens or self.prompt_tokens
             ref = self.ref if choice == 0 else pointers.mint(state.record.secret, self.number + choice)
             reading = path.read(plan, generation, ref)
-            answers.append(served.with_logprobs(reading.answer, generation, self.incoming.request))
+            readings.append(reading)
             completions.append(self._completion(plan, sampled, generation, reading, choice, version))
         await self._commit(completions)
-        return answers
+        return readings
 
     async def _commit(self, completions: list[Completion]) -> None:
         began = time.perf_counter()
@@ -345,7 +345,7 @@ class Call:
             started=self.started,
             ended=self._context.clock(),
         )
-        completion.untrainable = self._served.untrainable(completion)
+        completion.untrainable = generation.untrainable or self._served.untrainable(completion)
         return completion
 
     # --- what the engine is asked ------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Call:
             model=self._served.model,
             prompt_ids=plan.prompt_ids,
             sampling=sampled.sampling,
-            stop_token_ids=self._served.tokens_path.stop_token_ids,
+            stop_token_ids=self._served.path.stop_token_ids,
             response_format=request.response_format,
             top_logprobs=request.top_logprobs,
             n=request.n,

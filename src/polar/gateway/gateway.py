@@ -97,7 +97,7 @@ class Gateway:
         """Green only if the store takes writes and some engine of each model answers."""
         problem = self.store.healthy
         models = {served.name: served.health() for served in self.models.all}
-        dead = [served.name for served in self.models.all if served.pool.dead]
+        dead = [served.name for served in self.models.all if not any(engine["alive"] for engine in served.pool.health())]
         return {
             "status": "ok" if problem is None and not dead else "unhealthy",
             "store": problem or "ok",

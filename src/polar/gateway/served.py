@@ -11,24 +11,20 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from polar import __version__
-from polar.chat import Answer, ChatRequest, JsonObject, TokenLogprob
+from polar.chat import ChatRequest, JsonObject
 from polar.engines import registered as engine_kinds
-from polar.engines.base import Engine, EngineInfo, Generation, Mode
+from polar.engines.base import Engine, EngineInfo, Mode
 from polar.engines.check import Report, check, check_tools
 from polar.engines.pool import EnginePool
 from polar.errors import ConfigError, EngineError, NotFound
 from polar.gateway.config import EngineConfig
 from polar.records import Completion
+from polar.tokens import fingerprint
 from polar.tokens.path import TokenPath
-from polar.tokens.plan import Plan
 from polar.tokens.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("polar.gateway")
-
-OPENAI_LOGPROB_FLOOR = -9999.0
 
 
 class Served:
@@ -43,9 +39,10 @@ class Served:
         self.name = name
         self.config = config
         self.pool = EnginePool(list(engines))
+        self.path: TokenPath
+        """Set by `start`."""
         self.model = config.model or ""
         self.info = EngineInfo(())
-        self.mode: Mode = "messages"
         self.mode_reason = "not started"
         self.report: Report | None = None
         self.provenance: JsonObject = {}
@@ -67,27 +64,10 @@ class Served:
                 raise ConfigError(f"engines.{self.name}: {engine.url} names no model; set engines.{self.name}.model")
             self.model = self.info.models[0]
         self.tokenizer = self._load_tokenizer()
-        renderer_problem = self._build_paths()
-        wanted = self.config.mode
-        if wanted == "messages":
-            self.mode, self.mode_reason = "messages", "configured"
-        elif renderer_problem is not None:
-            self._no_tokens(renderer_problem)
-        elif not engine.takes_tokens:
-            self._no_tokens(f"engine kind {self.config.kind} takes no token ids")
-        else:
-            self.mode, self.mode_reason = (
-                "tokens",
-                "configured" if wanted == "tokens" else "the model has a renderer and the engine takes ids",
-            )
+        self._choose_mode(engine)
         if checked:
             await self._check()
-        self.provenance = {
-            "polar": __version__,
-            "engine": self.config.kind,
-            "engine_version": self.info.version,
-            **(self.tokens_path if self.mode == "tokens" else self.messages_path).provenance,
-        }
+        self.provenance = {"polar": __version__, "engine": self.config.kind, "engine_version": self.info.version, **self.path.provenance}
 
     async def _first_info(self) -> EngineInfo:
         failures: list[str] = []
@@ -105,42 +85,48 @@ class Served:
             return None
         return load_tokenizer(source)
 
-    def _build_paths(self) -> str | None:
-        """Makes both token paths; the reason why there is none for mode `tokens`, if so."""
-        config = self.config
-        problem: str | None = None
-
-        def path(mode: Mode) -> TokenPath:
-            return TokenPath(
-                self.tokenizer,
-                model=self.model,
-                renderer=config.renderer if mode == "tokens" else None,
-                mode=mode,
-                thinking_retention=config.thinking_retention,
-                bridging=config.bridging,
-                text_only=config.text_only,
-                context=self.info.context,
-            )
-
-        self.messages_path = path("messages")
-        if self.tokenizer is None:
-            problem = f"no tokenizer: set engines.{self.name}.tokenizer to a directory with tokenizer.json"
+    def _choose_mode(self, engine: Engine) -> None:
+        """Sets path, mode and the reason. Raises `ConfigError` where mode `tokens` is demanded and not possible."""
+        if self.config.mode == "messages":
+            self._use_messages("configured")
+        elif not engine.takes_tokens:
+            self._no_tokens(f"engine kind {self.config.kind} takes no token ids")
+        elif self.tokenizer is None:
+            self._no_tokens(f"no tokenizer: set engines.{self.name}.tokenizer (--tokenizer) to a directory with tokenizer.json")
         else:
             try:
-                self.tokens_path = path("tokens")
+                self.path = self._make_path("tokens")
             except ConfigError as error:
-                problem = str(error)
-        return problem
+                self._no_tokens(str(error))
+            else:
+                self.mode_reason = "the model has a renderer and the engine takes ids" if self.config.mode == "auto" else "configured"
+
+    def _make_path(self, mode: Mode) -> TokenPath:
+        config = self.config
+        return TokenPath(
+            self.tokenizer,
+            model=self.model,
+            renderer=config.renderer if mode == "tokens" else None,
+            mode=mode,
+            thinking_retention=config.thinking_retention,
+            bridging=config.bridging,
+            text_only=config.text_only,
+            context=self.info.context,
+        )
+
+    def _use_messages(self, why: str) -> None:
+        self.path = self._make_path("messages")
+        self.mode_reason = why
 
     def _no_tokens(self, why: str) -> None:
         if self.config.mode == "tokens":
             raise ConfigError(f"engines.{self.name}: mode `tokens` is not possible: {why}")
-        self.mode, self.mode_reason = "messages", why
+        self._use_messages(why)
 
     async def _check(self) -> None:
-        engine = self.pool.pick("check", avoid=())
+        engine = self.pool.pick("check")
         if self.mode == "tokens":
-            self.report = await check(engine, self.tokens_path, self.model)
+            self.report = await check(engine, self.path, self.model)
             if self.report.prompts_differ is None:
                 return
             self._no_tokens(self.report.prompts_differ)
@@ -148,28 +134,27 @@ class Served:
 
     # --- per call ----------------------------------------------------------------------------------------------
 
-    async def path_for(self, request: ChatRequest) -> TokenPath:
-        """The token path for this request: mode `tokens` unless it needs what only the engine can do."""
-        if self.mode == "messages" or (request.has_images and not self.config.text_only):
-            return self.messages_path
-        if request.tool_choice.mode in ("required", "named"):
-            return self.messages_path
-        if self.report is not None and request.tools and await self._tools_differ(request):
-            return self.messages_path
-        return self.tokens_path
+    @property
+    def mode(self) -> Mode:
+        return self.path.mode
 
-    def path_of(self, plan: Plan) -> TokenPath:
-        return self.tokens_path if plan.mode == "tokens" else self.messages_path
+    async def mode_for(self, request: ChatRequest) -> Mode:
+        """The mode of this call: the path's own, unless it asks for what only the engine can do."""
+        if self.mode == "messages" or request.tool_choice.mode in ("required", "named"):
+            return "messages"
+        if self.report is not None and request.tools and await self._tools_differ(request):
+            return "messages"
+        return "tokens"
 
     async def _tools_differ(self, request: ChatRequest) -> bool:
         """Compares renderer and engine once for each new tool set; a difference sends it to mode `messages`."""
-        key = self.tokens_path.tools_hash(request.tools)
+        key = fingerprint.tools_part(request.tools)
         if key in self._agreed_tools:
             return False
         async with self._checking.setdefault(key, asyncio.Lock()):
             if key not in self._agreed_tools and key not in self._refused_tools:
                 try:
-                    difference = await check_tools(self.pool.pick("check", avoid=()), self.tokens_path, request.tools)
+                    difference = await check_tools(self.pool.pick("check"), self.path, request.tools)
                 except EngineError as error:
                     log.warning("a tool set could not be compared with the engine", extra={"why": str(error)})
                     return False
@@ -181,13 +166,13 @@ class Served:
         return key in self._refused_tools
 
     async def count(self, request: ChatRequest, secret: bytes) -> int:
-        """Prompt tokens of a request, never a generation. Asks the engine where there is no tokenizer here."""
-        path = self.tokens_path if self.mode == "tokens" else self.messages_path
-        request = path.normalise(request, secret)
-        if self.mode == "tokens":
-            return path.count(request)
-        ids = await self.pool.pick("count", avoid=()).tokenize(request.messages, request.tools, thinking=request.thinking)
-        return path.count(request) if ids is None else len(ids)
+        """Prompt tokens of a request, never a generation. Asks the engine where there is no renderer here."""
+        request = self.path.normalise(request, secret)
+        if self.mode == "messages":
+            ids = await self.pool.pick("count").tokenize(request.messages, request.tools, thinking=request.thinking)
+            if ids is not None:
+                return len(ids)
+        return self.path.count(request)
 
     def untrainable(self, completion: Completion) -> str | None:
         """Why nothing of this completion can be trained; `None` if it can."""
@@ -203,33 +188,7 @@ class Served:
             return "engine returned no sampled ids"
         if completion.logprobs is None or len(completion.logprobs) != len(completion.sampled_ids):
             return "engine returned no log-probabilities that line up with the sampled ids"
-        if self.report.logprobs == "raw" and not _plain(completion.sampling):
-            return "engine returns raw log-probabilities, which are not those of the distribution sampled from"
-        return None
-
-    def with_logprobs(self, answer: Answer, generation: Generation, request: ChatRequest) -> Answer:
-        """Adds the log-probabilities that the client asked for; finite, or OpenAI's floor."""
-        if request.top_logprobs is None or generation.token_ids is None or generation.logprobs is None or self.tokenizer is None:
-            return answer
-        stops = set(self.tokens_path.stop_token_ids) if self.mode == "tokens" else set()
-        tokens: list[TokenLogprob] = []
-        values = np.where(np.isfinite(generation.logprobs), generation.logprobs, OPENAI_LOGPROB_FLOOR).tolist()
-        for index, (token, value) in enumerate(zip(generation.token_ids.tolist(), values, strict=True)):
-            if token in stops:
-                continue
-            top = generation.top[index] if generation.top is not None else []
-            tokens.append(
-                TokenLogprob(
-                    self._text(token), value, tuple((self._text(other), logprob) for other, logprob in top[: request.top_logprobs])
-                )
-            )
-        return Answer(answer.message, answer.finish, answer.usage, answer.stop_sequence, answer.refusal, tuple(tokens))
-
-    def _text(self, token: int | str) -> str:
-        if isinstance(token, str):
-            return token
-        assert self.tokenizer is not None
-        return self.tokenizer.decode([token])
+        return self.report.untrainable(completion.sampling)
 
     def health(self) -> JsonObject:
         report = self.report
@@ -282,17 +241,3 @@ class Models:
         if name not in self._engines:
             raise NotFound(f"no engine is called {name!r}; there are {', '.join(self._engines)}")
         return self._engines[name]
-
-
-def _plain(sampling: JsonObject) -> bool:
-    """Whether these parameters leave the model's own distribution as it is."""
-    return (
-        sampling.get("temperature", 1.0) == 1.0
-        and sampling.get("top_p", 1.0) == 1.0
-        and sampling.get("top_k", -1) in (-1, 0)
-        and not sampling.get("min_p")
-        and not sampling.get("presence_penalty")
-        and not sampling.get("frequency_penalty")
-        and sampling.get("repetition_penalty", 1.0) == 1.0
-        and not sampling.get("logit_bias")
-    )

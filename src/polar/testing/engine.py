@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -216,7 +216,7 @@ class ScriptedEngine(Engine):
         outputs = await self._outputs(job, request.n)
         return [self._generation(job.prompt_ids, output) for output in outputs]
 
-    async def stream(self, request: TokensRequest) -> AsyncIterator[Chunk]:
+    async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
         ids: list[int] = []
         logprobs: list[float] = []
         count = 0

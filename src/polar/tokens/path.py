@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import renderers
 
-from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, fold_system, join_parts
+from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, fold_system, join_parts
 from polar.engines.base import Generation
 from polar.errors import ConfigError, ContextOverflow
 from polar.records import Break, Cause, Completion, Ids, Mode
@@ -116,8 +117,9 @@ class TokenPath:
             loose.append(loose_now)
         return Keys(root, tuple(strict), tuple(loose))
 
-    def assemble(self, request: ChatRequest, keys: Keys, match: Match, parent: Completion | None) -> Plan:
-        """The prompt of a normalised request that was matched to `parent` (`match.parent`, in full).
+    def assemble(self, request: ChatRequest, keys: Keys, match: Match, parent: Completion | None, *, mode: Mode | None = None) -> Plan:
+        """The prompt of a normalised request that was matched to `parent` (`match.parent`, in full). `mode` overrides the path's own for
+        this one call (forced tool choice, say, is the engine's business).
 
         Raises `ContextOverflow` if the prompt leaves no room for a single token.
         """
@@ -129,7 +131,7 @@ class TokenPath:
         if parent is not None:
             recorded = (*parent.messages, parent.answer)
             request = replace(request, messages=restore.restore(request.messages, recorded, match.shared))
-        mode: Mode = "messages" if request.has_images else self.mode
+        mode = "messages" if request.has_images else mode or self.mode
         plan = Plan(request, keys, mode, None, match.parent, match.shared, tags=set(match.tags), cause=match.cause, detail=match.detail)
         if mode == "messages":
             if parent is not None and plan.cause is None and parent.mode == "tokens":
@@ -164,6 +166,14 @@ class TokenPath:
         if self.renderer is None:
             raise ConfigError("mode messages renders no prompts")
         return self._rendering(template_arguments(self.renderer, request)).render(request.messages, request.tools)
+
+    def render_ids(self, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool | None) -> Ids:
+        """As `render`, of a bare conversation: what the start-up check compares with the engine's own rendering."""
+        return self.render(ChatRequest(self.model, tuple(messages), tools=tuple(tools), thinking=thinking))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included; empty without a tokenizer."""
+        return "" if self.tokenizer is None else str(self.tokenizer.decode([int(one) for one in ids], skip_special_tokens=False))
 
     def count(self, request: ChatRequest) -> int:
         """Prompt tokens of a normalised request: exact with a renderer; without one, the tokens of its texts and tools alone (or a
