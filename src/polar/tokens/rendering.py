@@ -15,7 +15,8 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from renderers import MODEL_RENDERER_MAP, create_renderer
+from renderers import create_renderer
+from renderers.base import MODEL_RENDERER_MAP
 from renderers.configs import config_from_name
 
 from polar.chat import ChatRequest, JsonObject, Message, Tool
@@ -109,6 +110,10 @@ class Rendering:
         """int32[n]: the whole prompt as the model's template writes it, up to where the next answer begins."""
         schemas = [tool.schema() for tool in tools]
         dicts = to_renderer(messages)
+        if self.name in _SEPARABLE and any(_opens_with_newline(one) for one in dicts):
+            # the library encodes an assistant's text apart from the newline before it, the template's text merges both
+            whole = self._tokenizer.decode(self._render(dicts, schemas))
+            return self._ids(self._tokenizer.encode(whole))
         if self.name not in _SEPARABLE or not (schemas or (dicts and dicts[0]["role"] == "system")):
             return self._ids(self._render(dicts, schemas))
         body = dicts[1:] if dicts and dicts[0]["role"] == "system" else dicts
@@ -246,6 +251,13 @@ def _message(message: Message, names: dict[str, str]) -> JsonObject:
         if name is not None:
             value["name"] = name
     return value
+
+
+def _opens_with_newline(message: JsonObject) -> bool:
+    """Whether an assistant's text opens with whitespace that merges with the newline before it."""
+    text: str = message["content"]
+    lead = text[: len(text) - len(text.lstrip())]
+    return message["role"] == "assistant" and ("\n" in lead or (lead != "" and lead == text))
 
 
 def arguments_value(text: str) -> Any:

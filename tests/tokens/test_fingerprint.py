@@ -1,0 +1,77 @@
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from samples import arguments, full_texts, odd_json, texts
+
+from polar.chat import Image, Message, Text, Thinking, Tool, ToolCall
+from polar.tokens.fingerprint import canonical_json, message_digest, thinking_hash, tools_part
+
+
+@given(arguments.flatmap(lambda value: odd_json(value).map(lambda text: (value, text))))
+def test_arguments_count_as_values(pair: tuple[dict[str, object], str]) -> None:
+    value, text = pair
+    assert canonical_json(text) == canonical_json(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"a":1}', '{"a":2}'),
+        ('{"a":1}', '{"a":"1"}'),
+        ('{"a":1}', '{"a":true}'),
+        ("{", "{}"),
+        ("NaN", '"NaN"'),
+        ("9007199254740993", "9007199254740992"),
+    ],
+)
+def test_other_values_count_as_other(one: str, other: str) -> None:
+    assert canonical_json(one) != canonical_json(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("", "{}"), ('{"a":1.0}', '{"a":1}'), ('{"a":1e2}', '{"a":100}'), ('{"a":-0.0}', '{"a":0}')])
+def test_equal_values_in_other_words(one: str, other: str) -> None:
+    assert canonical_json(one) == canonical_json(other)
+
+
+def test_no_json_breaks_it() -> None:
+    for text in ("[" * 100_000, "1" * 10_000, '{"a":1e999}', '"\\ud800"', "\ud800"):
+        assert canonical_json(text)
+
+
+@given(full_texts)
+def test_assistant_text_counts_without_outer_whitespace(text: str) -> None:
+    assert message_digest(Message("assistant", text)) == message_digest(Message("assistant", f"\n {text}\n"))
+    for role in ("user", "tool"):
+        assert message_digest(Message(role, text)) != message_digest(Message(role, text + "\n"))
+
+
+@given(texts)
+def test_thinking_and_ids_do_not_count(text: str) -> None:
+    message = Message("assistant", "hi", tool_calls=(ToolCall("a", "bash", "{}"),))
+    other = replace(message, thinking=(Thinking(text),), refs=("x",), tool_calls=(ToolCall("b", "bash", "{ }"),))
+    assert message_digest(message) == message_digest(other)
+
+
+def test_images_count_by_content() -> None:
+    one, other = (Message("user", (Text("see"), Image(url))) for url in ("data:image/png;base64,AA", "data:image/png;base64,BB"))
+    assert message_digest(one) != message_digest(other)
+    assert message_digest(one) != message_digest(Message("user", "see"))
+
+
+def test_fields_do_not_run_into_each_other() -> None:
+    one = Message("assistant", "", tool_calls=(ToolCall("", "ab", "{}"),))
+    assert message_digest(one) != message_digest(Message("assistant", "ab", tool_calls=(ToolCall("", "", "{}"),)))
+
+
+def test_tools_count_in_order_and_by_value() -> None:
+    one, other = Tool("a", "x", {"type": "object", "properties": {}}), Tool("b")
+    assert tools_part([one, other]) != tools_part([other, one])
+    assert tools_part([one]) == tools_part([Tool("a", "x", {"properties": {}, "type": "object"})])
+    assert tools_part([]) != tools_part([one])
+
+
+def test_thinking_hash_ignores_outer_whitespace() -> None:
+    assert thinking_hash(" a\n") == thinking_hash("a") != thinking_hash("b")
+    assert thinking_hash(" ") == b""
