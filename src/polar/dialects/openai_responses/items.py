@@ -26,6 +26,7 @@ from polar.dialects.openai_responses.tools import Toolset, json_of
 
 _REF = re.compile(r"(?:[a-z0-9]+_)+([0-9a-f]{26})(?:[0-9a-f]{2})?")
 _ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _IMAGES_FOLLOW = "Images from the tool output above:"
 
 
@@ -85,12 +86,14 @@ class History:
 
     # --- the three parties -------------------------------------------------------------------------------------
 
-    def _assistant(self, item: JsonObject, param: str, *identifiers: Any) -> _Turn:
+    def _assistant(self, item: JsonObject, param: str, *identifiers: str | None) -> _Turn:
         """The turn that an item of the model's belongs to; `identifiers` are its further ids."""
         own = item.get("id")
         if own is not None:
             as_str(own, f"{param}.id")
-        ref = next((ref for ref in (reference(name) for name in (own, *identifiers) if isinstance(name, str)) if ref), None)
+        ref = reference(own)
+        for name in identifiers:
+            ref = ref or reference(name)
         if self._turn is None:
             earlier = next((entry for entry in reversed(self._done) if isinstance(entry, _Turn) or entry.role != "tool"), None)
             if ref is not None and isinstance(earlier, _Turn) and earlier.ref == ref:
@@ -146,8 +149,8 @@ class History:
     # --- items -------------------------------------------------------------------------------------------------
 
     def _message(self, item: JsonObject, param: str) -> None:
-        name = as_str(item.get("role"), f"{param}.role")
-        role = _ROLES.get(name)
+        name = item.get("role")
+        role = _ROLES.get(name) if isinstance(name, str) else None
         if role is None:
             raise bad(f"must be user, assistant, system or developer, not {name!r}", f"{param}.role")
         separator = "" if role == "assistant" else "\n"
@@ -263,6 +266,11 @@ def read_content(value: Any, param: str, separator: str) -> Content:
         return ""
     if isinstance(value, str):
         return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        # Nearly all content of a long history is one text: don't build parts for it.
+        text = value[0].get("text")
+        if isinstance(text, str) and value[0].get("type") in _TEXTS:
+            return text
     parts = [part for index, item in enumerate(as_list(value, param)) for part in _part(item, f"{param}[{index}]")]
     return join_parts(parts, separator)
 
@@ -280,7 +288,7 @@ def _part(item: Any, param: str) -> list[Part]:
         return [Text("[audio]")]
     if kind == "refusal":
         return [Text(as_str(part.get("refusal", ""), f"{param}.refusal"))]
-    if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
+    if kind in _TEXTS:
         return [Text(as_str(part.get("text"), f"{param}.text"))]
     return [Text(part["text"])] if isinstance(part.get("text"), str) else []
 
