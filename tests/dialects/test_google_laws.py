@@ -204,3 +204,33 @@ def test_an_echoed_answer_parses_back_to_the_canonical_message(answer: Answer, c
     ]
     assert [call.id for call in echoed.tool_calls] == [f"call_{REF}{index:02x}" for index in range(len(echoed.tool_calls))]
     assert bool(echoed.refs) == bool(content.get("parts"))
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> list[Any]:
+    """One user content, or a model content with calls (with ids or not) and the responses to some of them, in some order."""
+    if draw(st.booleans()):
+        return [{"role": "user", "parts": [{"text": draw(TEXT)}]}]
+    with_ids = draw(st.booleans())
+    named = [(name, f"{name}{draw(st.integers(0, 99))}") for name in draw(st.lists(st.sampled_from("fg"), min_size=1, max_size=3))]
+    answered = draw(st.lists(st.sampled_from(named), max_size=3))
+    ids = [{"id": call_id} if with_ids else {} for _, call_id in named]
+    called = [{"functionCall": {"name": name, "args": {}, **own}} for (name, _), own in zip(named, ids, strict=True)]
+    responses = [
+        {"functionResponse": {"name": name, "response": {}, **({"id": call_id} if with_ids else {})}} for name, call_id in answered
+    ]
+    return [{"role": "model", "parts": [{"text": draw(TEXT)}, *called]}, {"role": "user", "parts": [*responses, {"text": "go on"}]}]
+
+
+@given(st.lists(turns(), min_size=1, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_a_longer_history_starts_with_the_messages_of_the_shorter(listed: list[list[Any]]) -> None:
+    contents = [content for turn in listed for content in turn]
+    full = GOOGLE.parse({"contents": contents}, ROUTE).messages
+    for length in range(1, len(contents) + 1):
+        if contents[length - 1]["role"] == "user":
+            part = GOOGLE.parse({"contents": contents[:length]}, ROUTE).messages
+            assert full[: len(part)] == part
+    for message in full:
+        ids = [call.id for call in message.tool_calls]
+        assert all(ids)

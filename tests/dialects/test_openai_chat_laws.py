@@ -208,3 +208,12 @@ def test_an_echoed_answer_parses_back_to_the_canonical_message(answer: Answer) -
         (call.name, call.arguments) for call in answer.message.tool_calls
     ]
     assert [call.id for call in echoed.tool_calls] == [f"call_{REF}{index:02x}" for index in range(len(echoed.tool_calls))]
+
+
+@given(st.lists(st.sampled_from(SEED["messages"]), min_size=1, max_size=10))
+@settings(max_examples=200, deadline=None)
+def test_a_longer_history_starts_with_the_messages_of_the_shorter(listed: list[Any]) -> None:
+    full = CHAT.parse({"messages": listed}, ROUTE).messages
+    assert len(full) == len(listed)
+    for length in range(1, len(listed)):
+        assert CHAT.parse({"messages": listed[:length]}, ROUTE).messages == full[:length]

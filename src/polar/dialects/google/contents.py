@@ -47,14 +47,20 @@ _RESULT_KEYS = ("output", "result", "content")
 
 def fields(value: Any, param: str, *names: str) -> Fields:
     """The named fields of an object, under their camelCase names, however they were spelled; null is absent."""
-    source = as_object(value, param)
-    found = {name: source.get(name) if source.get(name) is not None else source.get(_snake(name)) for name in names}
-    return {name: item for name, item in found.items() if item is not None}
+    spellings = _spellings(names)
+    found: JsonObject = {}
+    for key, item in as_object(value, param).items():
+        name = spellings.get(key)
+        if name is not None and item is not None and (name == key or name not in found):
+            found[name] = item
+    return found
 
 
 @cache
-def _snake(name: str) -> str:
-    return re.sub(r"[A-Z]", lambda match: "_" + match[0].lower(), name)
+def _spellings(names: tuple[str, ...]) -> dict[str, str]:
+    """From either spelling to the camelCase name."""
+    snake = {re.sub(r"[A-Z]", lambda match: "_" + match[0].lower(), name): name for name in names}
+    return snake | {name: name for name in names}
 
 
 def plural(value: Any, param: str) -> list[Any]:
