@@ -239,9 +239,12 @@ def test_an_output_without_a_call_id_answers_the_oldest_open_call() -> None:
     assert [message.tool_call_id for message in parsed if message.role == "tool"] == ["a", "b"]
 
 
-def test_a_message_between_agents_is_told_to_the_model() -> None:
-    (message,) = messages({"type": "agent_message", "author": "root", "recipient": "a", "content": [{"type": "input_text", "text": "hi"}]})
-    assert message == Message("user", "Message from root:\nhi")
+def test_a_message_between_agents_is_told_to_the_model_payload_included() -> None:
+    content = [{"type": "input_text", "text": "Payload:\n"}, {"type": "encrypted_content", "encrypted_content": "do it"}]
+    item = {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": content}
+    assert messages(item) == (Message("user", "Message from /root:\nPayload:\ndo it"),)
+    item["content"] = [{"type": "encrypted_content", "encrypted_content": "gAAAAABnotours"}]
+    assert messages(item) == (Message("user", "Message from /root:\n"),)
 
 
 def test_text_files_are_read_and_others_named() -> None:

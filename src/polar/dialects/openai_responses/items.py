@@ -27,6 +27,8 @@ from polar.dialects.openai_responses.tools import Toolset, json_of
 _REF = re.compile(r"(?:[a-z0-9]+_)+([0-9a-f]{26})(?:[0-9a-f]{2})?")
 _ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_ENCRYPTED = "gAAAA"
+"""How a Fernet token begins: what the provider itself did encrypt."""
 _IMAGES_FOLLOW = "Images from the tool output above:"
 
 
@@ -215,9 +217,19 @@ class History:
         self._tools.declare(item.get("tools", []), f"{param}.tools")
 
     def _agent_message(self, item: JsonObject, param: str) -> None:
+        """A message between a harness's agents. Codex has the provider encrypt what one agent writes to another (`"encrypted": true` in
+        the tool's schema); this gateway encrypts nothing, so what comes back as `encrypted_content` is the text as it was written."""
         author = as_str(item.get("author") or "another agent", f"{param}.author")
-        text = "\n".join(_texts(item.get("content"), f"{param}.content"))
-        self._say(Message("user", f"Message from {author}:\n{text}"))
+        texts: list[str] = []
+        for index, entry in enumerate(as_list(item.get("content") or [], f"{param}.content")):
+            where = f"{param}.content[{index}]"
+            part = as_object(entry, where)
+            sealed = part.get("encrypted_content")
+            if sealed is None:
+                texts.append(as_str(part.get("text") or "", f"{where}.text"))
+            elif not as_str(sealed, f"{where}.encrypted_content").startswith(_ENCRYPTED):
+                texts.append(sealed)
+        self._say(Message("user", f"Message from {author}:\n{''.join(texts)}"))
 
     def _compaction(self, item: JsonObject, param: str) -> None:
         sealed, own = item.get("encrypted_content"), item.get("id")
