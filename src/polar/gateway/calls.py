@@ -12,8 +12,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -46,6 +48,8 @@ class Context:
     store: Store
     gate: Gate
     metrics: Metrics
+    renderer: Executor
+    """One thread: several would fight the event loop for the interpreter lock, and renders are CPU only."""
     clock: Callable[[], float] = time.time
 
 
@@ -185,7 +189,8 @@ class Call:
             parent = await self._context.store.completion(state.record.id, match.parent)
         fresh = request.messages if parent is None or match.cause is not None else request.messages[match.shared :]
         if sum(len(message.text) for message in fresh) > LONG_RENDER_CHARS:
-            return await asyncio.to_thread(path.assemble, request, keys, match, parent, mode=mode)
+            render = partial(path.assemble, request, keys, match, parent, mode=mode)
+            return await asyncio.get_running_loop().run_in_executor(self._context.renderer, render)
         return path.assemble(request, keys, match, parent, mode=mode)
 
     async def _generate(self, plan: Plan, sampled: Sampled) -> list[Generation]:

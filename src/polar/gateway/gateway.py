@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
@@ -45,7 +46,8 @@ class Gateway:
         engines = served or {name: Served(name, engine) for name, engine in config.engines.items()}
         self.models = Models(engines, config.default_engine or next(iter(engines)), config.models)
         self.sessions = Sessions(self.store, config)
-        context = Context(config, self.store, self.gate, self.metrics)
+        self._renderer = ThreadPoolExecutor(1, "polar-render")
+        context = Context(config, self.store, self.gate, self.metrics, self._renderer)
         self.api = ModelApi(context, self.sessions, self.models, self.public_health)
         self.admin: Starlette = admin_app(self)
         self.metrics.inflight.set_function(lambda: float(self.gate.inflight))
@@ -71,6 +73,7 @@ class Gateway:
         await self.sessions.settled()
         for served in self.models.all:
             await served.aclose()
+        self._renderer.shutdown(wait=False, cancel_futures=True)
         await self.store.aclose()
 
     async def __aenter__(self) -> Self:

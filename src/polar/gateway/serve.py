@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,9 @@ from starlette.types import ASGIApp
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gateway import Gateway
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a render in its thread may keep the interpreter from the event loop; Python's default of 5 ms is felt by every call."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -93,6 +97,7 @@ async def _run(server: uvicorn.Server, sock: socket.socket) -> None:
 
 async def run_until_signal(config: GatewayConfig, ready: Callable[[Gateway], object], progress: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM, then shuts down gracefully. `ready` is called (and awaited) once it listens."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
