@@ -152,7 +152,7 @@ def overflow_error(prompt_tokens: int, context: int) -> ApiError:
 
 
 def parse_params(body: Mapping[str, Any], prompt_tokens: int, context: int, default_max_tokens: int | None, top_logprobs: int) -> Params:
-    """Reads sampling parameters from a wire body; null means default. `max_tokens` is cut to the room left.
+    """Reads sampling parameters from a wire body; null means default. `max_tokens` is cut to the room left, as vLLM does.
 
     Raises `ApiError` 400 for a value of the wrong type or range, and where the prompt alone fills the context.
     """
@@ -165,18 +165,16 @@ def parse_params(body: Mapping[str, Any], prompt_tokens: int, context: int, defa
     if wanted is None:
         wanted = default_max_tokens
     max_tokens = room if wanted is None else int(_number(wanted, "max_tokens", 1, None))
-    if max_tokens > room:
+    if max_tokens > context:
         raise ApiError(
             400,
-            f"This model's maximum context length is {context} tokens. However, you requested {max_tokens} output tokens and your prompt "
-            f"contains {prompt_tokens} input tokens, for a total of {prompt_tokens + max_tokens} tokens. Please reduce the length of the "
-            "input prompt or the number of requested output tokens.",
+            f"max_tokens={max_tokens} cannot be greater than max_model_len={context}. Please request fewer output tokens.",
             param="max_tokens",
         )
     top_k = int(_number(body.get("top_k"), "top_k", -1, None, 0))
     seed = body.get("seed")
     return Params(
-        max_tokens=max_tokens,
+        max_tokens=min(max_tokens, room),
         temperature=_number(body.get("temperature"), "temperature", 0.0, None, 1.0),
         top_p=_number(body.get("top_p"), "top_p", 0.0, 1.0, 1.0),
         top_k=max(top_k, 0),

@@ -22,8 +22,6 @@ from polar.engines.arrays import FLOOR
 from polar.engines.base import Engine, Generation, Ids, MessagesRequest, TokensRequest
 
 Logprobs = Literal["processed", "temperature", "raw", "unknown"]
-CLOSE = 0.02
-"""Tolerance on log-odds: bf16 engines differ by about 0.01 from call to call."""
 FAR = 0.1
 """Log-odds at temperature 1 below this tell nothing."""
 
@@ -210,8 +208,7 @@ def _truncated(plain: Generation, narrow: Generation) -> bool | None:
         best = max(one, key=lambda name: one[name], default=None)
         if best is None or len(one) < 2 or one[best] > -FAR / 2:
             continue
-        others = [value for name, value in two.items() if name != best]
-        return all(value <= FLOOR for value in others) if others else two.get(best, FLOOR) > -CLOSE
+        return all(value <= FLOOR for name, value in two.items() if name != best)
     return None
 
 

@@ -84,7 +84,7 @@ class HttpEngine(Engine):
             raise EngineUnavailable(f"{self.url} closed the connection before its answer") from error
 
     async def _once(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
-        timeout = None if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self._client().request(method, self.url + path, data=data, timeout=timeout) as response:
                 raw = await response.read()
@@ -212,6 +212,8 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (rf"request \({_NUMBER} tokens\) exceeds the available context size \({_NUMBER} tokens\)", ("prompt", "limit")),
         # Anthropic: "prompt is too long: 4200 tokens > 4096 maximum"
         (rf"prompt is too long: {_NUMBER} tokens > {_NUMBER} maximum", ("prompt", "limit")),
+        # vLLM where the prompt fills the context to the last token
+        (r"max_tokens must be at least 1, got 0", ()),
         (rf"maximum context length (?:is|of) {_NUMBER} tokens", ("limit",)),
         (r"exceeds the available context size|exceeds? (?:the )?(?:model's )?context (?:window|length)|prompt is too long", ()),
     )

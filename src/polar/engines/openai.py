@@ -43,7 +43,7 @@ class OpenAIEngine(HttpEngine):
         if not choices:
             raise EngineUnavailable("the engine's answer has no choices")
         usage = answer.get("usage") or {}
-        generations = [self._generation(choice, answer, usage) for choice in choices]
+        generations = [self._generation(choice, answer, usage, bool(request.top_logprobs)) for choice in choices]
         settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
@@ -71,7 +71,7 @@ class OpenAIEngine(HttpEngine):
         named = {name for name in (*_OPTIONAL, "reasoning_effort", "max_tokens") if name in body and re.search(rf"\b{name}\b", words)}
         return named | {"top_logprobs"} if "logprobs" in named else named
 
-    def _generation(self, choice: JsonObject, answer: JsonObject, usage: JsonObject) -> Generation:
+    def _generation(self, choice: JsonObject, answer: JsonObject, usage: JsonObject, with_top: bool) -> Generation:
         logprobs, tops = chat_logprobs(choice)
         wire = choice.get("message") or {}
         ids = ids_array(choice.get("token_ids"))
@@ -86,5 +86,5 @@ class OpenAIEngine(HttpEngine):
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-            top=tops,
+            top=tops if with_top else None,
         )

@@ -135,11 +135,11 @@ class SglangEngine(HttpEngine):
         if not choices:
             raise EngineUnavailable("the engine's answer has no choices")
         usage = answer.get("usage") or {}
-        generations = [self._chat_generation(choice, usage) for choice in choices]
+        generations = [self._chat_generation(choice, usage, bool(request.top_logprobs)) for choice in choices]
         settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
-    def _chat_generation(self, choice: JsonObject, usage: JsonObject) -> Generation:
+    def _chat_generation(self, choice: JsonObject, usage: JsonObject, with_top: bool) -> Generation:
         meta = choice.get("meta_info") or {}
         ids = ids_array(choice.get("response_token_ids"))
         logprob_ids, logprobs = _pairs(meta)
@@ -159,7 +159,7 @@ class SglangEngine(HttpEngine):
             completion_tokens=meta.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=meta.get("cached_tokens") or 0,
             policy_version=_version_of(meta),
-            top=tops,
+            top=tops if with_top else None,
         )
 
     async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:

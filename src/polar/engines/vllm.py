@@ -72,14 +72,18 @@ class VllmEngine(HttpEngine):
 
     async def _room(self, prompt_tokens: int) -> int:
         """What is left of the context: the server would take null for 16."""
+        return max(1, (await self._known_context() or 1 << 20) - prompt_tokens)
+
+    async def _known_context(self) -> int | None:
         if self._context is None:
             await self.info()
-        return max(1, (self._context or 1 << 20) - prompt_tokens)
+        return self._context
 
     async def generate(self, request: TokensRequest) -> list[Generation]:
         answer = await self.post("/v1/completions", await self._body(request))
         usage = _usage(answer)
         generations = [self._generation(choice, usage) for choice in _choices(answer)]
+        _only_if_asked(generations, request.top_logprobs)
         settle(generations, usage.get("completion_tokens"), prompt_expected=request.return_prompt_ids)
         return generations
 
@@ -129,10 +133,15 @@ class VllmEngine(HttpEngine):
         body["include_reasoning"] = True
         if request.session is not None:
             body["session_id"] = request.session
+        context = await self._known_context()
+        if context is not None and (request.sampling.max_tokens or 0) > context:
+            # More than the whole context is refused; more than the room that is left is cut to it by the server.
+            body["max_tokens"] = context
         answer = await self.post("/v1/chat/completions", body)
         usage = _usage(answer)
         prompt_ids = ids_array(answer.get("prompt_token_ids"))
         generations = [self._chat_generation(choice, usage, prompt_ids) for choice in _choices(answer)]
+        _only_if_asked(generations, request.top_logprobs)
         settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
@@ -167,6 +176,13 @@ class VllmEngine(HttpEngine):
                 return None
             raise
         return ids_array(answer.get("tokens"))
+
+
+def _only_if_asked(generations: Sequence[Generation], top_logprobs: int | None) -> None:
+    """Alternatives come with every answer; they are for clients that asked."""
+    if not top_logprobs:
+        for generation in generations:
+            generation.top = None
 
 
 def _choices(answer: Any) -> list[JsonObject]:

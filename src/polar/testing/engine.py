@@ -270,7 +270,9 @@ class ScriptedEngine(Engine):
         if room <= 0:
             raise ContextOverflow(overflow_error(prompt, self.backend.context).message, prompt_tokens=prompt, limit=self.backend.context)
         max_tokens = min(room, sampling.max_tokens if sampling.max_tokens is not None else room)
-        return Params(max_tokens=max_tokens, stop=sampling.stop, stop_token_ids=stop_ids, top_logprobs=top or 0)
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        return Params(max_tokens, temperature, top_p, stop=sampling.stop, stop_token_ids=stop_ids, top_logprobs=top or 0)
 
     async def _outputs(self, job: Job, n: int) -> list[Output]:
         try:
