@@ -30,3 +30,8 @@ def words() -> WordTokenizer:
 @pytest.fixture
 def session(qwen3_path: TokenPath) -> Session:
     return Session(qwen3_path, SECRET)
+
+
+@pytest.fixture
+def words_path(words: WordTokenizer) -> TokenPath:
+    return TokenPath(words, model="words", renderer="qwen3", mode="tokens")

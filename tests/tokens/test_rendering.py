@@ -10,7 +10,7 @@ import pytest
 from session import TOOLS
 
 from polar.chat import ChatRequest, Message, Thinking, ToolCall
-from polar.errors import ConfigError
+from polar.errors import ConfigError, InvalidRequest
 from polar.tokens.path import TokenPath
 from polar.tokens.rendering import Rendering, to_renderer
 from polar.tokens.tokenizer import Tokenizer
@@ -117,6 +117,7 @@ def test_a_bridge_from_the_last_turn_alone_is_the_whole_bridge(qwen3: Tokenizer,
         messages = random_conversation(dice)
         while messages[-1].role == "assistant":
             messages.pop()
+        messages.append(Message("user", "go on"))
         prompt = rendering.render(messages, TOOLS)
         answer = dice.choice(["hi<|im_end|>", "<think>\nx\n</think>\n\nhi", "cut short", "<think>open", "x</think>y<|endoftext|>"])
         sampled = qwen3.encode(answer)
@@ -135,6 +136,11 @@ def test_the_cached_system_block_changes_nothing(qwen3: Tokenizer, with_system: 
     expected = rendering._render(to_renderer(messages), [tool.schema() for tool in TOOLS])
     for _ in range(2):
         assert rendering.render(messages, TOOLS).tolist() == expected
+
+
+def test_what_the_template_refuses_is_an_invalid_request(qwen3_path: TokenPath) -> None:
+    with pytest.raises(InvalidRequest, match="refuses this conversation"):
+        qwen3_path.render(ChatRequest("m", ()))
 
 
 def test_an_unknown_renderer_is_refused_with_what_to_do(qwen3: Tokenizer) -> None:

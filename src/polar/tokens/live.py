@@ -146,28 +146,24 @@ class _Flow:
 
     def _release(self) -> str:
         text = self._kept
-        if not self.emitted and self.strip != "":
-            text = text.lstrip(self.strip)
         for stop in self._stop:
             if stop in text:
                 text, self._stopped = text.split(stop, 1)[0], True
-        certain = text.rstrip()
+        lead = len(text) - len(text.lstrip(self.strip)) if self.strip != "" and not self.emitted else 0
+        end = len(text.rstrip())
         if not self._stopped:
-            certain = certain[: len(certain) - _possible(text, self._stop, len(text) - len(certain))]
-        self._kept = text[len(certain) :]
-        self.emitted += certain
+            end = min(end, len(text) - _possible(text, self._stop))
+        certain = text[lead:end]
+        if certain:
+            self._kept = text[end:]
+            self.emitted += certain
         return certain
 
 
-def _possible(text: str, stops: tuple[str, ...], spare: int) -> int:
-    """How many more characters than the `spare` last ones must be kept back because a stop string may have begun there."""
-    longest = 0
-    for stop in stops:
-        for size in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:size]):
-                longest = max(longest, size)
-                break
-    return max(0, longest - spare)
+def _possible(text: str, stops: tuple[str, ...]) -> int:
+    """How many of the last characters may be the beginning of a stop string."""
+    sizes = (size for stop in stops for size in range(1, min(len(stop) - 1, len(text)) + 1) if text.endswith(stop[:size]))
+    return max(sizes, default=0)
 
 
 def _rest(whole: str, emitted: str) -> str:

@@ -20,7 +20,7 @@ from renderers.base import MODEL_RENDERER_MAP
 from renderers.configs import config_from_name
 
 from polar.chat import ChatRequest, JsonObject, Message, Tool
-from polar.errors import ConfigError
+from polar.errors import ConfigError, InvalidRequest
 from polar.records import Ids
 from polar.tokens.tokenizer import PlainTokenizer
 
@@ -107,7 +107,10 @@ class Rendering:
         self._lock = threading.Lock()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Ids:
-        """int32[n]: the whole prompt as the model's template writes it, up to where the next answer begins."""
+        """int32[n]: the whole prompt as the model's template writes it, up to where the next answer begins.
+
+        Raises `InvalidRequest` where the template itself would raise (no messages, no user message, ...).
+        """
         schemas = [tool.schema() for tool in tools]
         dicts = to_renderer(messages)
         if self.name in _SEPARABLE and any(_opens_with_newline(one) for one in dicts):
@@ -139,7 +142,10 @@ class Rendering:
         known = tail + sampled.tolist()
         names = {} if answer is None else {call.id: call.name for call in answer.tool_calls}
         schemas = [tool.schema() for tool in tools]
-        result = self._renderer.bridge_to_next_turn(tail, known[len(tail) :], to_renderer(new, names), tools=schemas or None)
+        try:
+            result = self._renderer.bridge_to_next_turn(tail, known[len(tail) :], to_renderer(new, names), tools=schemas or None)
+        except ValueError as error:
+            return None, f"the model's template refuses these messages: {error}"
         if result is None:
             return None, self._refusal(known[len(tail) :])
         ids = result.token_ids
@@ -169,7 +175,10 @@ class Rendering:
         return opened > closed
 
     def _render(self, dicts: list[JsonObject], schemas: list[JsonObject]) -> list[int]:
-        ids: list[int] = self._renderer.render_ids(dicts, tools=schemas or None, add_generation_prompt=True)
+        try:
+            ids: list[int] = self._renderer.render_ids(dicts, tools=schemas or None, add_generation_prompt=True)
+        except ValueError as error:
+            raise InvalidRequest(f"the model's template refuses this conversation: {error}", param="messages") from error
         return ids
 
     def _head(self, system: list[JsonObject], schemas: list[JsonObject]) -> Ids:

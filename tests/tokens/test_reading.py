@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from session import TOOLS, Session, call_text, made, user
+
+from polar.chat import Answer, Message, ToolCall
+from polar.engines.base import EngineFinish
+from polar.tokens import pointers
+from polar.tokens.path import TokenPath
+from polar.tokens.reading import LOGPROB_FLOOR, sampled_arguments
+
+
+def read(session: Session, text: str, finish: EngineFinish = "stop", stop: str | int | None = None) -> Answer:
+    return session.answer(session.ask(user("u"), tools=TOOLS), text, finish=finish, stop=stop).answer
+
+
+def test_arguments_are_the_text_that_was_sampled(session: Session) -> None:
+    message = read(session, call_text("bash", '{"command":   "\\u00e9",\n "n": 1.0}') + "<|im_end|>").message
+    assert message.tool_calls[0].arguments == '{"command":   "\\u00e9",\n "n": 1.0}'
+
+
+def test_call_ids_are_the_reference_and_an_index(session: Session) -> None:
+    message = read(session, call_text("bash", "{}") + "\n" + call_text("read", "{}") + "<|im_end|>").message
+    ref = pointers.mint(session.secret, 0)
+    assert [call.id for call in message.tool_calls] == [ref + "00", ref + "01"]
+
+
+def test_calls_without_arguments_have_an_empty_object(session: Session) -> None:
+    assert read(session, '<tool_call>\n{"name": "bash"}\n</tool_call><|im_end|>').message.tool_calls[0].arguments == "{}"
+
+
+def test_unknown_tool_names_pass(session: Session) -> None:
+    answer = read(session, call_text("nowhere", "{}") + "<|im_end|>")
+    assert answer.message.tool_calls[0].name == "nowhere"
+    assert answer.finish == "tool_calls"
+
+
+def test_text_between_and_after_calls_is_kept(session: Session) -> None:
+    message = read(session, f"before\n{call_text('bash', '{}')}\nbetween\n{call_text('read', '{}')} after<|im_end|>").message
+    assert message.text == "before\nbetween\nafter"
+    assert len(message.tool_calls) == 2
+
+
+def test_a_call_cut_at_the_length_is_text(session: Session) -> None:
+    reading = session.answer(session.ask(user("u"), tools=TOOLS), 'hi\n<tool_call>\n{"name": "ba', finish="length")
+    assert reading.answer.message.text == 'hi\n<tool_call>\n{"name": "ba'
+    assert reading.answer.finish == "length"
+    assert reading.tags == {"tool_call_malformed"}
+
+
+def test_good_calls_beside_a_bad_one_become_text_too(session: Session) -> None:
+    text = call_text("bash", "{}") + "\n<tool_call>\noops\n</tool_call>"
+    answer = read(session, text + "<|im_end|>")
+    assert answer.message == Message("assistant", text)
+    assert answer.finish == "stop"
+
+
+def test_open_thinking_at_the_length_is_thinking_only(session: Session) -> None:
+    reading = session.answer(session.ask(user("u")), "<think>\nstill at", finish="length")
+    assert reading.answer.message.reasoning == "still at"
+    assert reading.answer.message.text == ""
+    assert reading.tags == {"thinking_open"}
+    assert reading.answer.usage.thinking == reading.answer.usage.completion
+
+
+def test_a_tool_call_ends_open_thinking(session: Session) -> None:
+    message = read(session, "<think>\nso: " + call_text("bash", "{}") + "<|im_end|>").message
+    assert message.reasoning == "so:"
+    assert message.tool_calls[0].name == "bash"
+
+
+def test_calls_inside_closed_thinking_are_thinking(session: Session) -> None:
+    message = read(session, f"<think>\n{call_text('bash', '{}')}\n</think>\n\ndone<|im_end|>").message
+    assert message.tool_calls == ()
+    assert "<tool_call>" in message.reasoning
+    assert message.text == "done"
+
+
+def test_outer_whitespace_of_text_stays(session: Session) -> None:
+    assert read(session, "  hi \n<|im_end|>").message.text == "  hi \n"
+
+
+def test_a_matched_stop_string_is_left_out(session: Session) -> None:
+    answer = read(session, "one\nSTOP", stop="STOP")
+    assert (answer.message.text, answer.finish, answer.stop_sequence) == ("one\n", "stop_sequence", "STOP")
+
+
+def test_a_stop_token_is_a_plain_stop(session: Session) -> None:
+    assert read(session, "one<|im_end|>", stop=151645).finish == "stop"
+
+
+def test_usage_counts_ids(session: Session) -> None:
+    plan = session.ask(user("u"))
+    generation = made(session.path.tokenizer.encode("<think>a</think>b<|im_end|>"))
+    generation.cached_tokens = 3
+    usage = session.path.read(plan, generation, "0" * 26).answer.usage
+    assert plan.prompt_ids is not None
+    assert (usage.prompt, usage.completion, usage.cached, usage.thinking) == (len(plan.prompt_ids), 5, 3, 3)
+
+
+def test_logprobs_only_for_who_asked_and_never_nan(session: Session) -> None:
+    plan = session.ask(user("u"), top_logprobs=1)
+    generation = made(session.path.tokenizer.encode("a b<|im_end|>"))
+    generation.logprobs = np.array([-0.5, np.nan, -0.1], dtype=np.float32)
+    generation.top = [[(64, -0.5)], [("x", -np.inf)], []]
+    answer = session.path.read(plan, generation, "0" * 26).answer
+    assert answer.logprobs is not None
+    assert [(one.token, one.logprob) for one in answer.logprobs] == [("a", -0.5), (" b", LOGPROB_FLOOR)]
+    assert answer.logprobs[1].top == (("x", LOGPROB_FLOOR),)
+    assert session.path.read(session.ask(user("u")), generation, "0" * 26).answer.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ('{"name": "x", "arguments": {"a": [1, {"b": "}"}]}}', '{"a": [1, {"b": "}"}]}'),
+        (' {"arguments":{},"name":"x","arguments": {"last": 1}} ', '{"last": 1}'),
+        ('{"name": "x"}', None),
+        ("nonsense", None),
+        ('{"name" "x"}', None),
+    ],
+)
+def test_the_text_of_the_arguments(raw: str, text: str | None) -> None:
+    assert sampled_arguments(raw) == text
+
+
+def test_the_engines_reading_is_checked_in_mode_messages(qwen3_path: TokenPath) -> None:
+    path = TokenPath(qwen3_path.tokenizer, model="m", renderer=None, mode="messages")
+    session = Session(path)
+    plan = session.ask(user("u"), tools=TOOLS)
+    text = '<tool_call>\n{"name": "bash", "arguments": {"a": }}\n</tool_call>'
+    generation = made(path.tokenizer.encode(text + "<|im_end|>"), "tool_calls")
+    generation.message = Message("assistant", "", tool_calls=(ToolCall("x", "bash", '{"a": }'),))
+    reading = path.read(plan, generation, "a" * 26)
+    assert reading.answer.message == Message("assistant", text)
+    assert reading.answer.finish == "stop"
+    assert reading.tags == {"tool_call_malformed"}
+    good = replace(generation.message, tool_calls=(ToolCall("x", "bash", ""),))
+    generation.message = good
+    reading = path.read(plan, generation, "a" * 26)
+    assert reading.answer.message.tool_calls == (ToolCall("a" * 26 + "00", "bash", "{}"),)
+    assert reading.answer.finish == "tool_calls"
+
+
+def test_mode_messages_needs_no_tokenizer() -> None:
+    path = TokenPath(None, model="m", renderer=None, mode="messages")
+    session = Session(path)
+    plan = session.ask(user("u"), tools=TOOLS)
+    generation = made([1, 2], "tool_calls", message=Message("assistant", "", tool_calls=(ToolCall("x", "bash", "{"),)))
+    answer = session.answer(plan, [], generation=generation).answer
+    assert answer.message.text == '{"name": "bash", "arguments": {}'
+    assert path.count(plan.request) > 0
+    assert plan.prompt_ids is None
+
+
+def test_qwen35_reads_and_bridges(qwen3_path: TokenPath) -> None:
+    session = Session(TokenPath(qwen3_path.tokenizer, model="m", renderer="qwen3.5", mode="tokens"))
+    block = "<tool_call>\n<function=bash>\n<parameter=command>\nls -l\n</parameter>\n</function>\n</tool_call>"
+    reading = session.answer(session.ask(user("u"), tools=TOOLS), f"hm\n</think>\n\nok\n{block}<|im_end|>")
+    message = reading.message
+    assert (message.reasoning, message.text) == ("hm", "ok")
+    assert message.tool_calls[0].arguments == '{"command": "ls -l"}'
+    plan = session.ask(user("u"), message, Message("tool", "r", tool_call_id=message.tool_calls[0].id), tools=TOOLS)
+    assert plan.bridged
+    bad = session.answer(plan, "x</think>\n\n<tool_call>\nno function\n</tool_call><|im_end|>")
+    assert bad.answer.message.text == "<tool_call>\nno function\n</tool_call>"
+
+
+def test_another_format_keeps_what_it_cannot_read(words_path: TokenPath) -> None:
+    """The word tokenizer has the marks, so the real Qwen3 renderer runs on it."""
+    session = Session(words_path)
+    plan = session.ask(user("what now?"), tools=TOOLS)
+    reading = session.answer(plan, words_path.tokenizer.split("I see.\n" + call_text("bash", '{"command": "ls"}') + "<|im_end|>"))
+    assert reading.message.tool_calls[0].arguments == '{"command": "ls"}'
+    following = session.ask(user("what now?"), reading.message, Message("tool", "r", tool_call_id="x"), tools=TOOLS)
+    assert following.bridged
