@@ -265,7 +265,7 @@ class TokenPath:
         return message
 
     def _settings_part(self, request: ChatRequest) -> bytes:
-        if self.renderer is not None and not request.has_images:
+        if self.renderer is not None:
             return fingerprint.part(fingerprint.canonical_value(self._rendering(template_arguments(self.renderer, request)).settings))
         return fingerprint.part(fingerprint.canonical_value([request.thinking, request.effort]))
 

@@ -15,7 +15,7 @@ from polar.tokens import pointers
 from polar.tokens.fingerprint import canonical_json, message_digest
 
 
-def restore(messages: tuple[Message, ...], recorded: Sequence[Message], shared: int, *, secret: bytes | None = None) -> tuple[Message, ...]:
+def restore(messages: tuple[Message, ...], recorded: Sequence[Message], shared: int) -> tuple[Message, ...]:
     """The request's messages with stored originals.
 
     `recorded` are the parent's messages and its answer; the first `shared` of `messages` equal the first `shared` of them canonically,
@@ -26,7 +26,7 @@ def restore(messages: tuple[Message, ...], recorded: Sequence[Message], shared: 
         head = tuple(recorded[:shared])
         names = _renamed(messages[:shared], head)
         return head + tuple(_rename(message, names) for message in messages[shared:])
-    return _restore_each(messages, recorded, secret)
+    return _restore_each(messages, recorded)
 
 
 def _renamed(echoed: Sequence[Message], stored: Sequence[Message]) -> dict[str, str]:
@@ -44,21 +44,20 @@ def _rename(message: Message, names: dict[str, str]) -> Message:
     return message
 
 
-def _restore_each(messages: tuple[Message, ...], recorded: Sequence[Message], secret: bytes | None) -> tuple[Message, ...]:
+def _restore_each(messages: tuple[Message, ...], recorded: Sequence[Message]) -> tuple[Message, ...]:
     """Where the history as a whole is another one: message by message, ids left as the harness has them."""
     own = [message for message in recorded if message.role == "assistant"]
     by_digest: dict[bytes, deque[Message]] = defaultdict(deque)
     for message in own:
         by_digest[message_digest(message)].append(message)
-    calls = {key: (call, message) for message in own for call in message.tool_calls for key in _keys(call.id, secret)}
-    return tuple(_restored(message, by_digest, calls, secret) if message.role == "assistant" else message for message in messages)
+    calls = {_bare(call.id): (call, message) for message in own for call in message.tool_calls}
+    return tuple(_restored(message, by_digest, calls) if message.role == "assistant" else message for message in messages)
 
 
 def _restored(
     message: Message,
     by_digest: dict[bytes, deque[Message]],
-    calls: dict[object, tuple[ToolCall, Message]],
-    secret: bytes | None,
+    calls: dict[str, tuple[ToolCall, Message]],
 ) -> Message:
     same = by_digest.get(message_digest(message))
     if same:
@@ -73,7 +72,7 @@ def _restored(
     restored: list[ToolCall] = []
     thinking = message.thinking
     for call in message.tool_calls:
-        found = next((calls[key] for key in _keys(call.id, secret) if key in calls), None)
+        found = calls.get(_bare(call.id))
         if found is not None:
             original_call, source = found
             thinking = source.thinking or thinking
@@ -83,11 +82,6 @@ def _restored(
     return replace(message, thinking=thinking, tool_calls=tuple(restored))
 
 
-def _keys(call_id: str, secret: bytes | None) -> list[object]:
-    """By its text, and by what it points at with its index: a harness may have changed the prefix."""
-    keys: list[object] = [call_id]
-    if secret is not None:
-        number = pointers.find(secret, call_id)
-        if number is not None:
-            keys.append((number, call_id[-2:]))
-    return keys
+def _bare(call_id: str) -> str:
+    """A call's id without what a dialect put before it: reference and index."""
+    return call_id[-(pointers.LENGTH + 2) :]
