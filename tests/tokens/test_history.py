@@ -198,6 +198,22 @@ def test_7_1_edited_arguments_win_and_untouched_ones_are_restored(session: Sessi
     assert sent.reasoning == "plan"
 
 
+def test_7_1b_after_an_edit_in_the_middle_later_answers_are_restored_too(session: Session) -> None:
+    messages = [system(), user("u")]
+    for _ in range(3):
+        answer = session.say(session.ask(*messages, tools=TOOLS), "<think>\nplan\n</think>\n\n" + CALL)
+        messages += [echo(answer), result(answer.tool_calls[0])]
+    edited = [*messages[:5], replace(messages[5], content="another result"), *messages[6:]]
+    plan = session.ask(*edited, tools=TOOLS)
+    assert (plan.parent, plan.shared, plan.cause) == (2, 5, Cause.HISTORY_EDITED)
+    assert plan.broken is not None
+    assert plan.broken.parent == 2
+    assert plan.request.messages[:5] == session.turns[2].messages[:5]
+    assert plan.request.messages[6].reasoning == "plan"
+    following = session.ask(*edited[:-1], session.say(plan, "done<|im_end|>"), user("v"), tools=TOOLS)
+    assert not following.bridged
+
+
 def test_7_2_an_edited_first_message_is_found_by_pointer(session: Session) -> None:
     answer = session.say(session.ask(user("u"), tools=TOOLS), CALL)
     plan = session.ask(user("U"), echo(answer), result(answer.tool_calls[0]), tools=TOOLS)

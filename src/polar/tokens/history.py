@@ -38,10 +38,10 @@ class History:
         return self._heads.get(number)
 
     def add(self, head: Head) -> None:
-        """Files a turn; a head of the same number replaces the earlier one."""
+        """Files a turn; a head of the same number replaces the earlier one. A head without fingerprints is kept and never found."""
         known = head.number in self._heads
         self._heads[head.number] = head
-        if known:
+        if known or not head.turn:
             return
         self._strict.setdefault(head.turn, []).append(head.number)
         self._loose.setdefault(head.loose, []).append(head.number)
@@ -70,8 +70,12 @@ class History:
         if heads:
             head, ambiguous = self._choose(heads, messages[at], secret)
             tags = frozenset({"ambiguous_parent"}) if ambiguous else frozenset()
-            cause, detail = self._beyond(at, aborted, messages, secret)
-            return Match(head.number, at + 1, cause, detail, tags)
+            if aborted is not None:
+                return Match(head.number, at + 1, Cause.RETRY, f"takes up the aborted answer of completion {aborted[1]}", tags)
+            later = self._later(head, messages[at + 1 :], secret)
+            if later is not None:
+                return Match(later, at + 1, Cause.HISTORY_EDITED, f"message {at + 1} or a later one is not as completion {later} had it")
+            return Match(head.number, at + 1, tags=tags)
         if aborted is not None:
             return Match(aborted[1], 0, Cause.RETRY, f"takes up the aborted answer of completion {aborted[1]}")
         return self._by_pointer(keys, messages, secret) or self._by_opening(keys, messages) or Match()
@@ -108,16 +112,24 @@ class History:
         left = certain or heads
         return max(left, key=lambda head: (head.delivered, head.number)), len(left) > 1
 
-    def _beyond(self, at: int, aborted: tuple[int, int] | None, messages: tuple[Message, ...], secret: bytes) -> tuple[Cause | None, str]:
-        """Why the messages after the longest known prefix may not simply be appended: they hold answers that were ours once."""
-        if aborted is not None and aborted[0] > at:
-            return Cause.RETRY, f"takes up the aborted answer of completion {aborted[1]}"
-        for message in reversed(messages[at + 1 :]):
-            if message.role == "assistant":
-                for number in _pointers(message, secret):
-                    if number in self._heads:
-                        return Cause.HISTORY_EDITED, f"differs from what was recorded up to completion {number}"
-        return None, ""
+    def _later(self, ancestor: Head, rest: tuple[Message, ...], secret: bytes) -> int | None:
+        """The turn after `ancestor` that the rest of a request was once part of: answers of it are there, what is between them has
+        changed."""
+        for message in reversed(rest):
+            if message.role != "assistant":
+                continue
+            for number in _pointers(message, secret):
+                head = self._heads.get(number)
+                if head is not None and head.status == "complete" and self._descends(head, ancestor.number):
+                    return number
+        return None
+
+    def _descends(self, head: Head, ancestor: int) -> bool:
+        parent = head.parent
+        while parent is not None and parent > ancestor:
+            above = self._heads.get(parent)
+            parent = None if above is None else above.parent
+        return parent == ancestor
 
     def _by_pointer(self, keys: Keys, messages: tuple[Message, ...], secret: bytes) -> Match | None:
         for message in reversed(messages):

@@ -128,14 +128,18 @@ class TokenPath:
         elif match.cause is not None:
             match = refine(match, request, parent)
             parent = parent if match.parent is not None else None
+        shared = match.shared
         if parent is not None:
             recorded = (*parent.messages, parent.answer)
-            request = replace(request, messages=restore.restore(request.messages, recorded, match.shared))
+            if match.cause is not None:
+                shared = min(shared, restore.common_messages(request.messages[:shared], recorded))
+            request = replace(request, messages=restore.restore(request.messages, recorded, shared))
         mode = "messages" if request.has_images else mode or self.mode
-        plan = Plan(request, keys, mode, None, match.parent, match.shared, tags=set(match.tags), cause=match.cause, detail=match.detail)
+        plan = Plan(request, keys, mode, None, match.parent, shared, tags=set(match.tags), cause=match.cause, detail=match.detail)
         if mode == "messages":
             if parent is not None and plan.cause is None and parent.mode == "tokens":
-                plan.cause, plan.detail = Cause.IMAGE, "from its first image on the engine renders"
+                plan.cause = Cause.IMAGE if request.has_images else Cause.RENDERER_REFUSED
+                plan.detail = "this call's prompt is rendered by the engine"
             return plan
         self._write_prompt(plan, match, parent)
         assert plan.prompt_ids is not None

@@ -25,8 +25,19 @@ def restore(messages: tuple[Message, ...], recorded: Sequence[Message], shared: 
     if shared:
         head = tuple(recorded[:shared])
         names = _renamed(messages[:shared], head)
-        return head + tuple(_rename(message, names) for message in messages[shared:])
+        rest = tuple(_rename(message, names) for message in messages[shared:])
+        return head + _restore_each(rest, recorded[shared:])
     return _restore_each(messages, recorded)
+
+
+def common_messages(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many leading messages of two conversations are canonically the same."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a is not b and message_digest(a) != message_digest(b):
+            break
+        count += 1
+    return count
 
 
 def _renamed(echoed: Sequence[Message], stored: Sequence[Message]) -> dict[str, str]:
@@ -45,7 +56,9 @@ def _rename(message: Message, names: dict[str, str]) -> Message:
 
 
 def _restore_each(messages: tuple[Message, ...], recorded: Sequence[Message]) -> tuple[Message, ...]:
-    """Where the history as a whole is another one: message by message, ids left as the harness has them."""
+    """Where the history is another one: message by message, ids left as the harness has them."""
+    if not any(message.role == "assistant" for message in messages):
+        return messages
     own = [message for message in recorded if message.role == "assistant"]
     by_digest: dict[bytes, deque[Message]] = defaultdict(deque)
     for message in own:
