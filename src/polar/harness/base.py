@@ -242,3 +242,10 @@ def last_user_text(completion: Completion) -> str:
 
 def tool_names(completion: Completion) -> frozenset[str]:
     return frozenset(tool.wire_name or tool.name for tool in completion.tools) | frozenset(tool.name for tool in completion.tools)
+
+
+def asked_max_tokens(completion: Completion) -> int | None:
+    """The longest answer that the harness asked for."""
+    sampling = completion.asked.get("sampling")
+    value = sampling.get("max_tokens") if isinstance(sampling, dict) else None
+    return value if isinstance(value, int) else None

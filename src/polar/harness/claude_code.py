@@ -15,6 +15,7 @@ from polar.harness.base import (
     Harness,
     Options,
     Rule,
+    asked_max_tokens,
     export,
     hint,
     json_lines,
@@ -40,7 +41,7 @@ class ClaudeCode(Harness):
     rules = (
         Rule("sub_agent", "x-claude-code-agent-id", lambda c: hint(c, "x-claude-code-agent-id") != ""),
         Rule("compaction", "asks for a text-only summary", lambda c: "CRITICAL: Respond with TEXT ONLY" in last_user_text(c)),
-        Rule("probe", "quota probe of one token", lambda c: c.asked.get("max_tokens") == 1 and not c.tools),
+        Rule("probe", "quota probe of one token", lambda c: asked_max_tokens(c) == 1 and not c.tools),
         Rule("title", "asks for a title without tools", lambda c: not c.tools and "title" in system_text(c).lower()),
         Rule("probe", "side call of the small model without tools", lambda c: not c.tools and "haiku" in c.model_requested),
     )

@@ -23,6 +23,7 @@ from polar.harness.base import (
     merge,
     register,
     system_text,
+    tool_names,
     write_json,
 )
 
@@ -47,6 +48,7 @@ class OpenCode(Harness):
         Rule("title", "title generator's system prompt", lambda c: not c.tools and "title generator" in system_text(c).lower()),
         Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summariz" in system_text(c)[:300].lower()),
         Rule("sub_agent", "x-parent-session-id", lambda c: hint(c, "x-parent-session-id") != ""),
+        Rule("sub_agent", "has tools, but not the tool task", lambda c: bool(c.tools) and "task" not in tool_names(c)),
     )
 
     def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:

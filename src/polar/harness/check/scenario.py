@@ -1,4 +1,4 @@
-"""What the scripted model says: a coding task in six steps that any CLI with a shell tool can be led through.
+"""What the scripted model says: a coding task in seven steps that any CLI with a shell tool can be led through.
 
 Knows no tokens, no wire and no particular CLI. `decide` is a pure function of what the model sees, so that retries, side
 calls, sub-agents running beside the main loop and a compaction in the middle need no state of ours. Progress is read from the tool
@@ -7,11 +7,12 @@ results (`step-3-done`), which a summary repeats; that keeps a compaction from s
     step 1  one shell call, text before it                    alpha.txt
     step 2  two shell calls in parallel                       beta-1.txt, beta-2.txt
     step 3  a sub-agent that makes one shell call, where the CLI has one (else a shell call)   delta.txt
-    step 4  a shell call with a long output, which drives the conversation over its limit: compaction
-    step 5  a shell call                                      gamma.txt
+    step 4  a shell call with a long output
+    step 5  another one, which drives the conversation over its limit: compaction
+    step 6  a shell call                                      gamma.txt
             the engine refuses one call, which cuts the run right after a tool result (`Abilities.cut`), or the model stops
             early, and the CLI itself asks it to go on (`nudge`)
-    step 6  a user message has come after a tool result       omega.txt
+    step 7  a user message has come after a tool result       omega.txt
 """
 
 from __future__ import annotations
@@ -101,12 +102,15 @@ class Abilities:
 
     sub_agent: bool = True
     cut: bool = True
-    """Refuse the call after step 5. Without it the model stops there with a text that asks to be nudged."""
+    """Refuse the call after step 6. Without it the model stops there with a text that asks to be nudged."""
     submit: str | None = None
     """A shell command that ends the run, where a plain answer does not."""
 
 
-def decide(view: View, abilities: Abilities = Abilities()) -> Say:
+EVERYTHING = Abilities()
+
+
+def decide(view: View, abilities: Abilities = EVERYTHING) -> Say:
     """The answer to a prompt."""
     if _is_compaction(view):
         return _summary(view)
@@ -135,15 +139,15 @@ def _main(view: View, shell: str, abilities: Abilities) -> Say:
         return Say("Two files that do not depend on each other: both at once.", "  \n", calls)
     if done == 2:
         return _step_three(view, shell, agent)
-    if done == 3:
-        command = f"{_mark(4)} && seq -f 'line %g of a long listing' 1 {LISTING_LINES}"
+    if done in (3, 4):
+        command = f"{_mark(done + 1)} && seq -f 'line %g of long listing {done - 2}' 1 {LISTING_LINES}"
         return Say("A long listing comes next.", "", (_run(view, shell, command),))
-    if done == 4:
-        return Say("Step 5.", "Now step 5.", (_run(view, shell, _write(5, "gamma.txt", "gamma")),))
-    if done == 5 and not second_part:
-        return Say(error=CUT) if abilities.cut else Say("All five steps are done.", f" \n{NUDGE} \n")
     if done == 5:
-        return Say("One more step was asked for.", "", (_run(view, shell, _write(6, "omega.txt", "omega")),))
+        return Say("Step 6.", "Now step 6.", (_run(view, shell, _write(6, "gamma.txt", "gamma")),))
+    if done == 6 and not second_part:
+        return Say(error=CUT) if abilities.cut else Say("All steps but one are done.", f" \n{NUDGE} \n")
+    if done == 6:
+        return Say("One more step was asked for.", "", (_run(view, shell, _write(7, "omega.txt", "omega")),))
     if abilities.submit is not None:
         return Say("Nothing is left to do.", f"\n {DONE}\n", (_run(view, shell, abilities.submit),))
     return Say("Nothing is left to do.", f"\n {DONE}\n")
@@ -198,7 +202,7 @@ def _summary(view: View) -> Say:
 
 
 def progress(view: View) -> int:
-    """The last step that is known to be done, 0 to 6."""
+    """The last step that is known to be done, 0 to 7."""
     return max((int(number) for turn in view.turns if turn.role != "system" for number in _STEP.findall(turn.text)), default=0)
 
 

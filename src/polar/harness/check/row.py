@@ -1,0 +1,83 @@
+"""One CLI in one dialect and one mode: what was found, and the table of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from polar.harness.base import Dialect
+from polar.harness.check.scenario import FILES
+from polar.records import Mode
+
+
+@dataclass(slots=True)
+class Row:
+    """`breaks_off` counts the breaks of the same run, played again with bridging switched off; `None` where it was not played.
+    `edited` is the cause that the gateway named for the same history with one word changed."""
+
+    harness: str
+    version: str
+    dialect: Dialect
+    mode: Mode
+    bridging: bool
+    completions: int = 0
+    conversations: int = 0
+    extended: int = 0
+    breaks: Counter[str] = field(default_factory=Counter)
+    roles: Counter[str] = field(default_factory=Counter)
+    files: int = 0
+    breaks_off: Counter[str] | None = None
+    edited: str | None = None
+    duration_s: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+
+def render_table(rows: Sequence[Row]) -> Table:
+    """A row per CLI, dialect and mode, with what went wrong beneath each."""
+    table = Table(title="Harness conformance", title_justify="left")
+    for name in (
+        "harness",
+        "dialect",
+        "mode",
+        "calls",
+        "extended",
+        "breaks and causes",
+        "bridging off",
+        "edited",
+        "sub / compact",
+        "disk",
+        "s",
+        "",
+    ):
+        table.add_column(name, justify="right" if name in ("calls", "extended", "s") else "left")
+    for row in rows:
+        table.add_row(
+            f"{row.harness} {row.version}",
+            row.dialect,
+            row.mode if row.bridging else f"{row.mode}, not bridged",
+            str(row.completions),
+            str(row.extended),
+            _causes(row.breaks),
+            "" if row.breaks_off is None else _causes(row.breaks_off),
+            row.edited or "",
+            f"{row.roles['sub_agent']} / {row.roles['compaction']}",
+            f"{row.files}/{len(FILES)}",
+            f"{row.duration_s:.0f}",
+            "[green]pass[/]" if row.passed else "[red]FAIL[/]",
+        )
+    failed = [f"{row.harness} {row.dialect} {row.mode}: {problem}" for row in rows for problem in row.problems]
+    if failed:
+        table.caption = "\n".join(failed)
+        table.caption_justify = "left"
+    return table
+
+
+def _causes(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {cause}" for cause, count in counter.most_common()) or "none"
