@@ -81,7 +81,7 @@ class Call:
         self._deltas: list[ChatDelta] = []
         self._changed = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
-        self._reason = "the client left"
+        self._cancelled: CallError = CallError("the client left")
         state.calls.setdefault(incoming.digest, []).append(self)
         self._task = asyncio.create_task(self._run(), name=f"call {state.record.id}/{self.number}")
         self._task.add_done_callback(self._done)
@@ -91,7 +91,8 @@ class Call:
     async def answers(self) -> list[Answer]:
         """The durable answers, one per choice. Raises the `CallError` that ended the call. Cancelling the caller does
         not cancel the call."""
-        return await asyncio.shield(self._task)
+        await asyncio.wait([self._task])
+        return self._outcome()
 
     async def watch(self) -> AsyncGenerator[ChatDelta, None]:
         """All deltas from the first on, as they come; ends after the last `FinishDelta` or raises the call's error."""
@@ -102,7 +103,7 @@ class Call:
                 seen += 1
             if self._task.done():
                 if seen == len(self._deltas):
-                    self._task.result()
+                    self._outcome()
                     return
                 continue
             self._changed.clear()
@@ -126,9 +127,9 @@ class Call:
             return
         self._grace = asyncio.get_running_loop().call_later(self._context.config.grace_s, self._expire)
 
-    def cancel(self, reason: str) -> None:
-        """Ends the generation; what was sampled is recorded as aborted."""
-        self._reason = reason
+    def cancel(self, why: CallError) -> None:
+        """Ends the generation; what was sampled is recorded as aborted. A client that still waits gets `why`."""
+        self._cancelled = why
         self._task.cancel()
 
     async def settled(self) -> None:
@@ -139,7 +140,7 @@ class Call:
         self._grace = None
         self._forget()
         if not self._task.done():
-            self.cancel("the client left")
+            self.cancel(CallError("the client left"))
 
     def _forget(self) -> None:
         calls = self._state.calls.get(self.incoming.digest)
@@ -153,6 +154,12 @@ class Call:
         self._changed.set()
         if task.cancelled() or task.exception() is not None:
             self._forget()
+
+    def _outcome(self) -> list[Answer]:
+        """The result of the finished task, with a cancellation as the error that a client can be told."""
+        if self._task.cancelled():
+            raise self._cancelled
+        return self._task.result()
 
     # --- the way through ---------------------------------------------------------------------------------------
 
@@ -295,7 +302,7 @@ class Call:
 
     async def _record_aborted(self, plan: Plan, sampled: Sampled, generation: Generation, error: BaseException) -> None:
         """Keeps what an unfinished generation had sampled; its tokens go to the ledger, never to a row."""
-        why = self._reason if isinstance(error, asyncio.CancelledError) else str(error)
+        why = str(self._cancelled if isinstance(error, asyncio.CancelledError) else error)
         empty = Reading(
             answer=Answer(Message("assistant"), "stop"), message=Message("assistant"), turn=b"", loose=b"", tags=frozenset({"aborted"})
         )

@@ -13,7 +13,7 @@ from typing import Self
 from starlette.applications import Starlette
 
 from polar.chat import JsonObject
-from polar.errors import ConfigError
+from polar.errors import ConfigError, EngineOverloaded
 from polar.gateway.admin import admin_app
 from polar.gateway.api import ModelApi
 from polar.gateway.calls import Context
@@ -21,7 +21,8 @@ from polar.gateway.config import GatewayConfig
 from polar.gateway.gate import Gate
 from polar.gateway.metrics import Metrics
 from polar.gateway.served import Models, Served
-from polar.gateway.sessions import Sessions
+from polar.gateway.sessions import Sessions, hash_key
+from polar.gateway.shards import Shards, merged_health
 from polar.records import Session
 from polar.store import open_store
 from polar.store.base import Store
@@ -35,7 +36,13 @@ class Gateway:
     `api` is the model API's ASGI app, `admin` the control API's; `polar.gateway.serve` puts each on a listener.
     """
 
-    def __init__(self, config: GatewayConfig, store: Store | None = None, served: dict[str, Served] | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        store: Store | None = None,
+        served: dict[str, Served] | None = None,
+        shards: Shards | None = None,
+    ) -> None:
         if not config.engines and not served:
             raise ConfigError("engines: name at least one engine (polar gateway --engine URL)")
         self.config = config
@@ -48,7 +55,8 @@ class Gateway:
         self.sessions = Sessions(self.store, config)
         self._renderer = ThreadPoolExecutor(1, "polar-render")
         context = Context(config, self.store, self.gate, self.metrics, self._renderer)
-        self.api = ModelApi(context, self.sessions, self.models, self.public_health)
+        self.shards = shards
+        self.api = ModelApi(context, self.sessions, self.models, self.public_health, shards)
         self.admin: Starlette = admin_app(self)
         self.metrics.inflight.set_function(lambda: float(self.gate.inflight))
         self.metrics.sessions.set_function(lambda: float(self.sessions.loaded))
@@ -68,11 +76,13 @@ class Gateway:
         """Refuses new calls, waits for those in flight, then closes engines and store. What is left is recorded as aborted."""
         if not await self.gate.shut(self.config.shutdown_s):
             log.warning("calls were still running at shutdown", extra={"inflight": self.gate.inflight})
-            self.sessions.cancel_all("the gateway shut down")
+            self.sessions.cancel_all(EngineOverloaded("the gateway shut down; try again", retry_after="5"))
             await asyncio.sleep(0)
         await self.sessions.settled()
         for served in self.models.all:
             await served.aclose()
+        if self.shards is not None:
+            await self.shards.aclose()
         self._renderer.shutdown(wait=False, cancel_futures=True)
         await self.store.aclose()
 
@@ -90,11 +100,38 @@ class Gateway:
     def base_url(self, key: str) -> str:
         """The base URL that binds a harness to a session, without any provider's `/v1`."""
         root = self.config.public_url or f"http://{self.config.host}:{self.config.port}"
+        if self.shards is not None and self.config.public_url is None:
+            root = self.shards.workers[self.shards.owner(hash_key(key))].model_url
         return f"{root.rstrip('/')}/s/{key}"
 
     def public_health(self) -> JsonObject:
         """What the sandboxes' listener tells: green or red, nothing else."""
         return {"status": "ok" if self.store.healthy is None else "unhealthy"}
+
+    async def everywhere(self, method: str, path: str, body: JsonObject | None = None) -> dict[int, tuple[int, JsonObject] | CallError]:
+        """One control call of all other workers, at once; none where there is one process."""
+        if self.shards is None:
+            return {}
+        others = self.shards.others()
+        answers = await asyncio.gather(*(self.shards.control(index, method, path, body) for index in others), return_exceptions=True)
+        found: dict[int, tuple[int, JsonObject] | CallError] = {}
+        for index, answer in zip(others, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, CallError):
+                raise answer
+            found[index] = answer
+        return found
+
+    async def full_health(self) -> JsonObject:
+        """This worker's health, and the others' beside it."""
+        own = await self.health()
+        return own if self.shards is None else merged_health(own, await self.everywhere("GET", "/health?own=1"))
+
+    async def close_session(self, record: Session) -> bool:
+        """Ends a session in the worker that it lives in."""
+        if self.shards is not None and (owner := self.shards.owner(record.key_hash)) != self.shards.index:
+            status, body = await self.shards.control(owner, "DELETE", f"/sessions/{record.id}")
+            return status == 200 and bool(body["closed"])
+        return await self.sessions.close(record.id)
 
     async def health(self) -> JsonObject:
         """Green only if the store takes writes and some engine of each model answers."""
@@ -122,5 +159,7 @@ class Gateway:
             "policy_version": self.gate.policy_version,
         }
 
-    def metrics_text(self) -> bytes:
-        return self.metrics.exposition()
+    async def metrics_text(self, *, own: bool) -> bytes:
+        """Prometheus text: this worker's, or the sum of all."""
+        text = self.metrics.exposition()
+        return text if own or self.shards is None else await self.shards.all_metrics(text)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from polar.chat import JsonObject
-from polar.errors import BudgetExceeded, InvalidRequest, SessionClosed, Unauthenticated
+from polar.errors import BudgetExceeded, CallError, InvalidRequest, SessionClosed, Unauthenticated
 from polar.gateway.config import Budgets, GatewayConfig
 from polar.records import Completion, Head, Session, SessionKind
 from polar.store.base import Store
@@ -151,18 +151,20 @@ class Sessions:
         state = self._states.get(record.key_hash)
         if state is not None:
             state.closed = True
-            for call in [call for calls in state.calls.values() for call in calls]:
-                call.cancel("session closed")
+            running = [call for calls in state.calls.values() for call in calls if not call.finished]
+            for call in running:
+                call.cancel(SessionClosed("this session was closed while the call was running"))
+            await asyncio.gather(*(call.settled() for call in running))
         closed = await self._store.close_session(session_id, now)
         if state is not None:
             state.record.closed = now
             self._states.pop(record.key_hash, None)
         return closed
 
-    def cancel_all(self, reason: str) -> None:
+    def cancel_all(self, why: CallError) -> None:
         """Cancels every call in flight; what was sampled is recorded as aborted."""
         for call in self._running():
-            call.cancel(reason)
+            call.cancel(why)
 
     async def settled(self) -> None:
         """Waits until no call's task is running."""
