@@ -21,7 +21,7 @@ import numpy as np
 
 from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, Sampling, deltas
 from polar.engines.base import Engine, Generation, MessagesRequest, TokensRequest
-from polar.errors import CallError, ContextOverflow, EngineError, EngineUnavailable
+from polar.errors import CallError, ContextOverflow, EngineUnavailable
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gate import Gate
 from polar.gateway.metrics import Metrics
@@ -78,6 +78,7 @@ class Call:
         self.prompt_tokens = 0
         self.clients = 1
         self.finished = False
+        self._sampled = False
         self._deltas: list[ChatDelta] = []
         self._changed = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
@@ -128,7 +129,10 @@ class Call:
         self._grace = asyncio.get_running_loop().call_later(self._context.config.grace_s, self._expire)
 
     def cancel(self, why: CallError) -> None:
-        """Ends the generation; what was sampled is recorded as aborted. A client that still waits gets `why`."""
+        """Ends the generation; what was sampled is recorded as aborted. A client that still waits gets `why`. A generation that is
+        complete is recorded as such, whoever has left."""
+        if self._sampled:
+            return
         self._cancelled = why
         self._task.cancel()
 
@@ -175,10 +179,11 @@ class Call:
             reader: LiveReader | None = None
             if self.incoming.live and plan.mode == "tokens" and request.n == 1:
                 reader = self._served.path.live(plan)
-                generations = [await self._stream(plan, sampled, reader)]
+                generations = [await self._stream(plan, sampled, reader, version)]
             else:
-                generations = await self._generate(plan, sampled)
+                generations = await self._generate(plan, sampled, version)
             self._context.metrics.engine_seconds.observe(self._context.clock() - began)
+        self._sampled = True
         readings = await self._record(plan, sampled, generations, version)
         for choice, reading in enumerate(readings):
             self._deltas.extend(deltas(reading.answer, choice) if reader is None else reader.finish(reading))
@@ -200,11 +205,12 @@ class Call:
             return await asyncio.get_running_loop().run_in_executor(self._context.renderer, render)
         return path.assemble(request, keys, match, parent, mode=mode)
 
-    async def _generate(self, plan: Plan, sampled: Sampled) -> list[Generation]:
-        """One unstreamed generation, on another engine if the session's own one is dead."""
+    async def _generate(self, plan: Plan, sampled: Sampled, version: str | None) -> list[Generation]:
+        """One unstreamed generation, on another engine if the session's own one is dead. A cancelled one has returned no ids."""
         tried: list[Engine] = []
         while True:
             engine = self._served.pool.pick(self._state.record.id, avoid=tried)
+            sampled.engine = engine.url
             try:
                 generations = await self._ask(engine, plan, sampled)
             except EngineUnavailable as error:
@@ -213,8 +219,15 @@ class Call:
                 if len(tried) >= len(self._served.pool):
                     raise
                 continue
+            except asyncio.CancelledError as error:
+                await self._record_aborted(plan, sampled, Generation(None, None, None, "abort"), error, version)
+                raise
             self._served.pool.succeeded(engine)
-            sampled.engine = engine.url
+            if any(generation.finish == "abort" for generation in generations):
+                cut = EngineUnavailable("the engine aborted the generation before its end")
+                for choice, generation in enumerate(generations):
+                    await self._record_aborted(plan, sampled, generation, cut, version, choice)
+                raise cut
             return generations
 
     async def _ask(self, engine: Engine, plan: Plan, sampled: Sampled) -> list[Generation]:
@@ -231,11 +244,25 @@ class Call:
             sampled.tags.add("clamped")
             return await engine.chat(self._messages_request(plan, sampled.sampling))
 
-    async def _stream(self, plan: Plan, sampled: Sampled, reader: LiveReader) -> Generation:
-        """A live generation: deltas go to the watchers as they are sampled; the ids are whole at the end."""
-        engine = self._served.pool.pick(self._state.record.id, avoid=())
-        sampled.engine = engine.url
+    async def _stream(self, plan: Plan, sampled: Sampled, reader: LiveReader, version: str | None) -> Generation:
+        """A live generation, on another engine if the session's own one is dead before its first token."""
+        tried: list[Engine] = []
         ids: list[int] = []
+        while True:
+            engine = self._served.pool.pick(self._state.record.id, avoid=tried)
+            sampled.engine = engine.url
+            try:
+                return await self._stream_from(engine, plan, sampled, reader, ids, version)
+            except EngineUnavailable as error:
+                self._served.pool.failed(engine, error)
+                tried.append(engine)
+                if ids or len(tried) >= len(self._served.pool):
+                    raise
+
+    async def _stream_from(
+        self, engine: Engine, plan: Plan, sampled: Sampled, reader: LiveReader, ids: list[int], version: str | None
+    ) -> Generation:
+        """Deltas go to the watchers as `ids` grow. Whatever ends it early, the ids that came are kept as aborted."""
         logprobs: list[float] = []
         generation = Generation(plan.prompt_ids, None, None, "abort", prompt_tokens=self.prompt_tokens)
         try:
@@ -254,17 +281,17 @@ class Call:
                         generation.policy_version = chunk.policy_version
                         generation.completion_tokens = len(ids) if chunk.completion_tokens is None else chunk.completion_tokens
             self._served.pool.succeeded(engine)
-        except (asyncio.CancelledError, EngineError) as error:
-            if isinstance(error, EngineUnavailable):
-                self._served.pool.failed(engine, error)
+        except (asyncio.CancelledError, Exception) as error:
             generation.finish = "abort"
             self._fill(generation, ids, logprobs)
-            await self._record_aborted(plan, sampled, generation, error)
+            if ids or isinstance(error, asyncio.CancelledError):
+                await self._record_aborted(plan, sampled, generation, error, version)
             raise
         self._fill(generation, ids, logprobs)
         if generation.finish == "abort":
             cut = EngineUnavailable("the engine's stream ended before its last event")
-            await self._record_aborted(plan, sampled, generation, cut)
+            if ids:
+                await self._record_aborted(plan, sampled, generation, cut, version)
             raise cut
         return generation
 
@@ -300,13 +327,15 @@ class Call:
             self._state.recorded(completion)
             self._context.metrics.recorded(completion)
 
-    async def _record_aborted(self, plan: Plan, sampled: Sampled, generation: Generation, error: BaseException) -> None:
+    async def _record_aborted(
+        self, plan: Plan, sampled: Sampled, generation: Generation, error: BaseException, version: str | None, choice: int = 0
+    ) -> None:
         """Keeps what an unfinished generation had sampled; its tokens go to the ledger, never to a row."""
         why = str(self._cancelled if isinstance(error, asyncio.CancelledError) else error)
         empty = Reading(
             answer=Answer(Message("assistant"), "stop"), message=Message("assistant"), turn=b"", loose=b"", tags=frozenset({"aborted"})
         )
-        completion = self._completion(plan, sampled, generation, empty, 0, self._context.gate.policy_version)
+        completion = self._completion(plan, sampled, generation, empty, choice, version)
         completion.status = "aborted"
         completion.untrainable = f"aborted: {why}"
         try:
