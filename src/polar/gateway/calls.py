@@ -136,6 +136,11 @@ class Call:
         self._cancelled = why
         self._task.cancel()
 
+    @property
+    def context(self) -> int | None:
+        """The model's length in tokens, prompt and answer."""
+        return self._served.context
+
     async def settled(self) -> None:
         """Waits for the end of the call, whatever it is."""
         await asyncio.wait([self._task])
