@@ -101,7 +101,7 @@ class ModelApi:
         try:
             await self._handle(request, receive, reply)
         except ClientLeft:
-            self._context.metrics.left.inc()
+            reply.gone = True
         except CallError as error:
             await self._refuse(request, reply, error)
         except asyncio.CancelledError:
@@ -110,6 +110,8 @@ class ModelApi:
             log.exception("a call failed inside the gateway", extra={"dialect": request.dialect.name, "operation": operation})
             await self._refuse(request, reply, Internal("internal error of the gateway; its log says more"))
         metrics = self._context.metrics
+        if reply.gone:
+            metrics.left.inc()
         metrics.requests.labels(request.dialect.name, operation, str(reply.status)).inc()
         metrics.request_seconds.labels(request.dialect.name).observe(time.perf_counter() - began)
 
@@ -168,7 +170,7 @@ class ModelApi:
         assert request.route is not None
         raw = await self._raw(request, receive)
         chat = await self._stored.continued(state, request.dialect.parse(parse_json(raw), request.route))
-        digest = hashlib.blake2b(raw, digest_size=16, person=request.dialect.name.encode()[:16]).digest()
+        digest = digest_of(request.dialect, request.route, raw)
         call = next((call for call in state.calls.get(digest, ()) if call.adopt()), None)
         if call is None:
             state.check_budget(self._context.clock())
@@ -188,8 +190,6 @@ class ModelApi:
             call.leave(delivered=delivered)
             if delivered:
                 self._note_delivered(state, call)
-            elif reply.gone:
-                self._context.metrics.left.inc()
 
     def _note_delivered(self, state: SessionState, call: Call) -> None:
         state.history.delivered(call.number)
@@ -373,6 +373,13 @@ def parse_scope(scope: Scope) -> Request:
     return Request(scope["method"], path, query, headers, key, dialect, route)
 
 
+def digest_of(dialect: Dialect, route: Route, raw: bytes) -> bytes:
+    """What makes two requests byte-equal: their body, and what their paths ask for (a Google path names model and streaming)."""
+    digest = hashlib.blake2b(raw, digest_size=16, person=dialect.name.encode()[:16])
+    digest.update(orjson.dumps([route.operation.value, sorted(route.params.items())]))
+    return digest.digest()
+
+
 def hints(request: Request) -> JsonObject:
     found: JsonObject = {name: request.headers[name] for name in HINT_HEADERS if name in request.headers}
     found["path"] = request.path
@@ -380,7 +387,7 @@ def hints(request: Request) -> JsonObject:
 
 
 def reply_of(chat: ChatRequest, call: Call) -> Reply:
-    return Reply(request=chat, ref=call.ref, created=int(call.started), prompt_tokens=call.prompt_tokens)
+    return Reply(request=chat, ref=call.ref, created=int(call.started), prompt_tokens=call.prompt_tokens, context=call.context)
 
 
 def as_call_error(error: BaseException) -> CallError:
