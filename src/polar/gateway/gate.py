@@ -33,7 +33,9 @@ class Gate:
         """Waits while paused (the client gets pings meanwhile), then counts as in flight."""
         self.waiting += 1
         try:
-            await asyncio.wait_for(self._open.wait(), self._max_wait_s)
+            async with asyncio.timeout(self._max_wait_s):
+                while self.paused:  # again after each wake-up: it may have been paused anew in between
+                    await self._open.wait()
         except TimeoutError:
             raise EngineOverloaded("the gateway has been paused for too long; resume it, then try again", retry_after="30") from None
         finally:
