@@ -28,8 +28,12 @@ def _same_value(a: Any, b: Any) -> bool:
     if isinstance(a, dict | float):
         return type(a) is type(b) and json.dumps(a) == json.dumps(b)
     if a and isinstance(a, tuple) and isinstance(a[0], Tool):
-        return a == b and [json.dumps(tool.parameters) for tool in a] == [json.dumps(tool.parameters) for tool in b]
+        return bool(b) and [_tool_text(tool) for tool in a] == [_tool_text(tool) for tool in b]
     return bool(a == b)
+
+
+def _tool_text(tool: Tool) -> str:
+    return json.dumps([getattr(tool, f.name) for f in fields(Tool)])
 
 
 def differences(a: Completion, b: Completion) -> list[str]:
@@ -173,9 +177,9 @@ class Words:
 
 
 def agent_session(*, turns: int = 100, total: int = 60_000, name: str = "s", seed: int = 1, sampled_share: float = 0.4) -> list[Completion]:
-    """A main conversation of `turns` calls that grows to `total` tokens: a system prompt and tools of 8,000 tokens (if there is room), then thinking,
-    a tool call and its result, each turn extending the one before by ids. What the harness echoes is not the sampled message: it
-    lost its thinking and has ids of its own.
+    """A main conversation of `turns` calls that grows to `total` tokens: a system prompt of 8,000 tokens (if there is room), then
+    thinking, a tool call and its result, each turn extending the one before by ids. What the harness echoes is not the sampled
+    message: its thinking is signed and its call has an id.
     """
     words = Words(seed)
     head = min(8_000, total // 4)
