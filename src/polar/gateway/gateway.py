@@ -13,7 +13,7 @@ from typing import Self
 from starlette.applications import Starlette
 
 from polar.chat import JsonObject
-from polar.errors import ConfigError, EngineOverloaded
+from polar.errors import CallError, ConfigError, EngineOverloaded
 from polar.gateway.admin import admin_app
 from polar.gateway.api import ModelApi
 from polar.gateway.calls import Context
@@ -28,6 +28,9 @@ from polar.store import open_store
 from polar.store.base import Store
 
 log = logging.getLogger("polar.gateway")
+
+Answers = dict[int, tuple[int, JsonObject] | CallError]
+"""What the other workers said, by their number: status and body, or why nothing came."""
 
 
 class Gateway:
@@ -108,13 +111,13 @@ class Gateway:
         """What the sandboxes' listener tells: green or red, nothing else."""
         return {"status": "ok" if self.store.healthy is None else "unhealthy"}
 
-    async def everywhere(self, method: str, path: str, body: JsonObject | None = None) -> dict[int, tuple[int, JsonObject] | CallError]:
+    async def everywhere(self, method: str, path: str, body: JsonObject | None = None) -> Answers:
         """One control call of all other workers, at once; none where there is one process."""
         if self.shards is None:
             return {}
         others = self.shards.others()
         answers = await asyncio.gather(*(self.shards.control(index, method, path, body) for index in others), return_exceptions=True)
-        found: dict[int, tuple[int, JsonObject] | CallError] = {}
+        found: Answers = {}
         for index, answer in zip(others, answers, strict=True):
             if isinstance(answer, BaseException) and not isinstance(answer, CallError):
                 raise answer
