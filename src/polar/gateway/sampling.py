@@ -29,7 +29,7 @@ def settle_sampling(plan: Plan, request: ChatRequest, session: Session, config: 
     """Raises `ContextOverflow` only if the prompt itself leaves no room for a single token."""
     sampled = Sampled(request.sampling, asked(request))
     if session.kind == "train":
-        sampled.sampling = replace(sampled.sampling, **forced(session, config).model_dump())
+        sampled.sampling = replace(sampled.sampling, **forced(session.settings, config.train_sampling).model_dump())
     if sampled.sampling.temperature == 0:
         sampled.tags.add("greedy")
     if sampled.sampling.logit_bias or request.response_format or request.tool_choice.mode in ("required", "named"):
@@ -45,15 +45,15 @@ def settle_sampling(plan: Plan, request: ChatRequest, session: Session, config: 
     return sampled
 
 
-def forced(session: Session, config: GatewayConfig) -> TrainSampling:
-    """The trainer's sampling for this session: the gateway's, with the session's own settings over it."""
-    wanted = session.settings.get("sampling")
+def forced(settings: JsonObject, default: TrainSampling) -> TrainSampling:
+    """The trainer's sampling for a session: the gateway's, with the session's own settings over it. Raises `InvalidRequest`."""
+    wanted = settings.get("sampling")
     if wanted is None:
-        return config.train_sampling
+        return default
     try:
-        return TrainSampling.model_validate({**config.train_sampling.model_dump(), **wanted})
+        return TrainSampling.model_validate({**default.model_dump(), **wanted})
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the session's sampling settings are wrong: {error}", param="settings.sampling") from error
+        raise InvalidRequest(f"settings.sampling: {error}", param="settings.sampling") from error
 
 
 def asked(request: ChatRequest) -> JsonObject:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from polar.chat import JsonObject
 from polar.errors import BudgetExceeded, CallError, InvalidRequest, SessionClosed, Unauthenticated
 from polar.gateway.config import Budgets, GatewayConfig
+from polar.gateway.sampling import forced
 from polar.records import Completion, Head, Session, SessionKind
 from polar.store.base import Store
 from polar.tokens.history import History
@@ -54,9 +55,10 @@ class SessionState:
         return first
 
     def check_budget(self, now: float) -> None:
-        """Raises `BudgetExceeded`, naming the stop, if the next call may not be made."""
+        """Raises `BudgetExceeded`, naming the stop, if the next call may not be made. Calls in flight are turns already."""
         budgets = self.budgets
-        if budgets.max_turns is not None and self.turns >= budgets.max_turns:
+        running = sum(not call.finished for calls in self.calls.values() for call in calls)
+        if budgets.max_turns is not None and self.turns + running >= budgets.max_turns:
             raise BudgetExceeded(f"this session may make {budgets.max_turns} model calls and has made them (max_turns)", code="max_turns")
         if budgets.max_tokens is not None and self.tokens >= budgets.max_tokens:
             raise BudgetExceeded(
@@ -115,6 +117,9 @@ class Sessions:
         """A new session and its key, which is shown this once and stored only hashed."""
         settings = dict(settings or {})
         _budgets(settings, self._config.budgets)
+        forced(settings, self._config.train_sampling)
+        if settings.get("stream", "replay") not in ("replay", "live"):
+            raise InvalidRequest("settings.stream must be 'replay' or 'live'", param="settings.stream")
         key = KEY_PREFIX + secrets.token_urlsafe(32)
         record = Session(
             id=session_id or "ses_" + secrets.token_hex(12),
