@@ -1,4 +1,5 @@
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def test_it_equals_transformers(qwen3: Tokenizer, qwen3_tokenizer_dir: Path) -> 
     assert qwen3.eos_token_id == other.eos_token_id
     assert qwen3.chat_template == other.chat_template
     assert len(qwen3) == len(other)
+
+
+def test_long_texts_are_encoded_the_same_and_without_the_interpreters_lock(qwen3: Tokenizer) -> None:
+    text = "naïve 漢字 🙂 <|im_end|>\n def f(x): return x\n" * 2000
+    assert qwen3.encode(text) == qwen3.backend.encode(text, add_special_tokens=False).ids
+    ticks = 0
+    done = threading.Event()
+
+    def encode() -> None:
+        qwen3.encode(text)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        ticks += 1
+    thread.join()
+    assert ticks > 3
 
 
 def test_marks_are_single_tokens(qwen3: Tokenizer) -> None:
