@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import orjson
 import typer
+import uvloop
 import yaml
 from rich.table import Table
 
+from polar.cli.control import Admin, announce, call
 from polar.cli.guide import guide
 from polar.cli.output import configure_logging, err, out
-from polar.cli.state import announce
+from polar.cli.supervisor import supervise
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
-from polar.gateway.gateway import Gateway
 from polar.gateway.serve import run_until_signal
+from polar.gateway.shards import Shards, Worker
 
 
 def gateway(
@@ -39,7 +45,9 @@ def gateway(
     max_turns: Annotated[int | None, typer.Option(help="Model calls per session.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Sampled tokens per session.")] = None,
     check: Annotated[bool, typer.Option(help="Check the engine at start.")] = True,
+    workers: Annotated[int | None, typer.Option(help="Processes; each session lives in one of them. [default: 1]")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    worker: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Stand between a harness and a model: every call is recorded as exact token ids and log-probabilities."""
     configure_logging(log_level)
@@ -50,7 +58,7 @@ def gateway(
         settings["engines"] = {
             "default": {"urls": engine, "kind": kind, "model": model, "tokenizer": tokenizer, "renderer": renderer, "mode": mode}
         }
-    overrides = {"host": host, "port": port, "store": store, "stream": stream}
+    overrides = {"host": host, "port": port, "store": store, "stream": stream, "workers": workers}
     settings.update({name: value for name, value in overrides.items() if value is not None})
     budgets = {"max_turns": max_turns, "max_tokens": max_tokens}
     if any(value is not None for value in budgets.values()):
@@ -59,17 +67,39 @@ def gateway(
     if not settings.get("engines"):
         raise ConfigError("name the inference server: polar gateway --engine http://127.0.0.1:8000 (none at hand? polar engine tiny-qwen3)")
     parsed = parse_config(settings)
+    progress = partial(err.print, style="dim", highlight=False)
+    if worker is not None:
+        shards = Shards(worker, [Worker(*urls) for urls in orjson.loads(os.environ["POLAR_WORKERS"])], str(parsed.admin_token))
+        run_loop(run_until_signal(parsed, lambda gateway: None, lambda line: None, shards))
+    elif parsed.workers > 1:
+        run_loop(supervise(parsed, lambda admin: ready(admin, parsed, kind_of_session), progress))
+    else:
+        run_loop(run_until_signal(parsed, lambda gateway: ready(Admin.of(gateway), parsed, kind_of_session), progress))
 
-    async def ready(gateway: Gateway) -> None:
-        announce(gateway)
-        show(gateway)
-        if kind_of_session != "none":
-            record, key = await gateway.sessions.create(kind="eval" if kind_of_session == "eval" else "train")
-            out.print(f"\nSession [bold]{record.id}[/] ({record.kind}). Point a harness at it:\n")
-            out.print(guide(gateway.base_url(key), key), highlight=False, markup=False, soft_wrap=True)
-        out.print("\nCtrl-C stops the gateway. Look at what was recorded with: polar session list", highlight=False)
 
-    asyncio.run(run_until_signal(parsed, ready, lambda line: err.print(line, style="dim", highlight=False)))
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """asyncio.run on uvloop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+async def ready(admin: Admin, config: GatewayConfig, kind: str) -> None:
+    """Says where everything is, and makes the ready session."""
+    announce(admin, config.store_url)
+    health = await asyncio.to_thread(call, admin, "GET", "/health")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("model API", config.public_url or f"http://{config.host}:{config.port}")
+    table.add_row("control API", f"{admin.url}   token {admin.token}")
+    table.add_row("store", config.store_url)
+    for name, report in health["engines"].items():
+        trainable = "[green]trainable[/]" if report["trainable"] else f"[red]not trainable[/]: {'; '.join(report['problems'])}"
+        table.add_row(f"engine {name}", f"{report['model']}, mode {report['mode']} ({report['mode_reason']}), {trainable}")
+    out.print(table, highlight=False)
+    if kind != "none":
+        made = await asyncio.to_thread(call, admin, "POST", "/sessions", {"kind": kind})
+        out.print(f"\nSession [bold]{made['session_id']}[/] ({made['kind']}). Point a harness at it:\n")
+        out.print(guide(made["base_url"], made["key"]), highlight=False, markup=False, soft_wrap=True)
+    out.print("\nCtrl-C stops the gateway. Look at what was recorded with: polar session list", highlight=False)
 
 
 def load_config(path: Path | None) -> dict[str, Any]:
@@ -91,17 +121,3 @@ def parse_config(settings: dict[str, Any]) -> GatewayConfig:
         return GatewayConfig.model_validate(settings)
     except ValueError as error:
         raise ConfigError(f"settings are wrong:\n{error}") from error
-
-
-def show(gateway: Gateway) -> None:
-    """What the gateway is, in a table."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    config = gateway.config
-    table.add_row("model API", config.public_url or f"http://{config.host}:{config.port}")
-    table.add_row("control API", f"http://127.0.0.1:{config.admin_port}   token {gateway.admin_token}")
-    table.add_row("store", config.store_url)
-    for served in gateway.models.all:
-        report = served.health()
-        trainable = "[green]trainable[/]" if report["trainable"] else f"[red]not trainable[/]: {'; '.join(report['problems'])}"
-        table.add_row(f"engine {served.name}", f"{served.model}, mode {served.mode} ({served.mode_reason}), {trainable}")
-    out.print(table, highlight=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,10 +14,9 @@ import orjson
 import typer
 from rich.table import Table
 
-from polar.chat import JsonObject
+from polar.cli.control import call, running, store_url
 from polar.cli.guide import guide
 from polar.cli.output import out
-from polar.cli.state import running, store_url
 from polar.errors import ConfigError
 from polar.records import Completion, Session
 from polar.store import open_store
@@ -37,7 +34,7 @@ def new(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Make a session and print the lines that point each CLI at it. The key is shown this once."""
-    made = control("POST", "/sessions", {"kind": kind})
+    made = call(running(), "POST", "/sessions", {"kind": kind})
     if as_json:
         typer.echo(orjson.dumps(made).decode())
         return
@@ -117,7 +114,7 @@ def export(
 @app.command()
 def close(session_id: str) -> None:
     """End a session: its key stops working, its calls in flight are cancelled."""
-    answer = control("DELETE", f"/sessions/{session_id}")
+    answer = call(running(), "DELETE", f"/sessions/{session_id}")
     out.print(f"{session_id} {'closed' if answer['closed'] else 'was closed already'}")
 
 
@@ -139,26 +136,6 @@ def with_store(url: str | None, read: Any) -> Any:
             await store.aclose()
 
     return asyncio.run(run())
-
-
-def control(method: str, path: str, body: JsonObject | None = None) -> JsonObject:
-    """One call of the running gateway's control API."""
-    state = running()
-    request = urllib.request.Request(
-        state["admin_url"] + path,
-        data=None if body is None else orjson.dumps(body),
-        method=method,
-        headers={"authorization": f"Bearer {state['admin_token']}", "content-type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            result: JsonObject = orjson.loads(answer.read())
-            return result
-    except urllib.error.HTTPError as error:
-        problem = orjson.loads(error.read())["error"]["message"]
-        raise ConfigError(problem) from error
-    except urllib.error.URLError as error:
-        raise ConfigError(f"the gateway at {state['admin_url']} does not answer ({error.reason}); start one with: polar gateway") from error
 
 
 def age(seconds: float) -> str:

@@ -168,8 +168,8 @@ class Dialect(ABC):
         """Whether this error must arrive as an event of a 200 stream even if nothing was sent yet (Codex's overflow)."""
         return False
 
-    def items(self, request: ChatRequest) -> JsonObject:
-        """The input items of a stored response."""
+    def items(self, request: ChatRequest, params: Mapping[str, str] | None = None) -> JsonObject:
+        """The input items of a stored response, paged as the query `params` say."""
         raise NotImplementedError(f"{self.name} has no input items")
 
 

@@ -3,6 +3,7 @@ the admin token."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable
@@ -43,11 +44,12 @@ def admin_app(gateway: Gateway) -> Starlette:
         return wrapped
 
     async def health(request: Request) -> Response:
-        body = await gateway.health()
+        body = await (gateway.health() if "own" in request.query_params else gateway.full_health())
         return Json(body, 200 if body["status"] == "ok" else 503)
 
     async def metrics(request: Request) -> Response:
-        return Response(gateway.metrics_text(), media_type="text/plain; version=0.0.4")
+        text = await gateway.metrics_text(own="own" in request.query_params)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def create(request: Request) -> Response:
         body = await read_object(request)
@@ -85,7 +87,7 @@ def admin_app(gateway: Gateway) -> Starlette:
 
     async def close(request: Request) -> Response:
         record = await found(request)
-        return Json({"session_id": record.id, "closed": await gateway.sessions.close(record.id)})
+        return Json({"session_id": record.id, "closed": await gateway.close_session(record)})
 
     async def found(request: Request) -> Session:
         record = await gateway.store.session(request.path_params["session_id"])
@@ -101,11 +103,13 @@ def admin_app(gateway: Gateway) -> Starlette:
             timeout_s = float(request.query_params.get("timeout_seconds", "300"))
         except ValueError as error:
             raise InvalidRequest("timeout_seconds must be a number of seconds", param="timeout_seconds") from error
-        drained = await gateway.gate.pause(timeout_s)
-        return Json(gateway.inference_status(), 200 if drained else 504)
+        drained, others = await asyncio.gather(gateway.gate.pause(timeout_s), spread(request))
+        done = drained and all(not isinstance(answer, CallError) and answer[0] == 200 for answer in others.values())
+        return Json(gateway.inference_status(), 200 if done else 504)
 
     async def resume(request: Request) -> Response:
         gateway.gate.resume()
+        await spread(request)
         return Json(gateway.inference_status())
 
     async def policy(request: Request) -> Response:
@@ -114,9 +118,18 @@ def admin_app(gateway: Gateway) -> Starlette:
         if not isinstance(version, str | int) or isinstance(version, bool):
             raise InvalidRequest("policy_version must be a string or an integer", param="policy_version")
         gateway.gate.policy_version = str(version)
+        await spread(request, body)
         return Json(gateway.inference_status())
 
+    async def spread(request: Request, body: JsonObject | None = None) -> dict[int, tuple[int, JsonObject] | CallError]:
+        """The same control call of all other workers, unless it came from one of them."""
+        if "own" in request.query_params:
+            return {}
+        query = "&".join(part for part in (request.url.query, "own=1") if part)
+        return await gateway.everywhere(request.method, f"{request.url.path}?{query}", body)
+
     async def recheck(request: Request) -> Response:
+        await spread(request)
         try:
             await gateway.recheck()
         except ConfigError as error:

@@ -22,9 +22,11 @@ from polar.dialects import Dialect, Encoder, Operation, Reply, Route, registered
 from polar.errors import CallError, NotFound
 from polar.gateway.body import ClientLeft, decompress, parse_json, read_body
 from polar.gateway.calls import Call, Context, Incoming
+from polar.gateway.planning import count_prompt
 from polar.gateway.responses import StoredResponses
 from polar.gateway.served import Models
-from polar.gateway.sessions import Sessions, SessionState
+from polar.gateway.sessions import Sessions, SessionState, hash_key
+from polar.gateway.shards import Shards
 
 log = logging.getLogger("polar.gateway")
 
@@ -78,8 +80,11 @@ class Request:
 class ModelApi:
     """The ASGI application."""
 
-    def __init__(self, context: Context, sessions: Sessions, models: Models, health: Callable[[], JsonObject]) -> None:
+    def __init__(
+        self, context: Context, sessions: Sessions, models: Models, health: Callable[[], JsonObject], shards: Shards | None = None
+    ) -> None:
         self._context = context
+        self._shards = shards
         self._sessions = sessions
         self._models = models
         self._health = health
@@ -96,6 +101,12 @@ class ModelApi:
         if request.path == "/health" and request.method in ("GET", "HEAD"):
             health = self._health()
             await reply.json(200 if health["status"] == "ok" else 503, health, head=request.method == "HEAD")
+            return
+        if self._shards is not None and request.key and (owner := self._shards.owner(hash_key(request.key))) != self._shards.index:
+            try:
+                await self._shards.hand_over(owner, scope, receive, send)
+            except CallError as error:
+                await self._refuse(request, reply, error)
             return
         operation = "unknown" if request.route is None else request.route.operation.value
         try:
@@ -143,14 +154,15 @@ class ModelApi:
             case Operation.RETRIEVE:
                 await reply.json(200, await self._stored.body(request.dialect, state, route.params["response_id"]))
             case Operation.INPUT_ITEMS:
-                await reply.json(200, await self._stored.items(request.dialect, state, route.params["response_id"]))
+                await reply.json(200, await self._stored.items(request.dialect, state, route.params))
             case Operation.DELETE:
                 response_id = route.params["response_id"]
                 await self._stored.forget(state, response_id)
                 await reply.json(200, request.dialect.deleted(response_id))
             case Operation.COUNT:
                 chat = await self._parse(request, receive, state)
-                tokens = await self._models.find(chat.model).count(chat, state.record.secret)
+                context = self._context
+                tokens = await count_prompt(chat, state, self._models.find(chat.model), context.store, context.renderer)
                 await reply.json(200, request.dialect.count(tokens, chat))
             case _:
                 await self._generate(request, receive, reply, state)
@@ -160,7 +172,7 @@ class ModelApi:
     async def _parse(self, request: Request, receive: Receive, state: SessionState) -> ChatRequest:
         assert request.route is not None
         raw = await self._raw(request, receive)
-        return await self._stored.continued(state, request.dialect.parse(parse_json(raw), request.route))
+        return await self._stored.resolved(state, request.dialect.parse(parse_json(raw), request.route))
 
     async def _raw(self, request: Request, receive: Receive) -> bytes:
         raw = await read_body(receive, self._limit)
@@ -169,7 +181,7 @@ class ModelApi:
     async def _generate(self, request: Request, receive: Receive, reply: Responder, state: SessionState) -> None:
         assert request.route is not None
         raw = await self._raw(request, receive)
-        chat = await self._stored.continued(state, request.dialect.parse(parse_json(raw), request.route))
+        chat = await self._stored.resolved(state, request.dialect.parse(parse_json(raw), request.route))
         digest = digest_of(request.dialect, request.route, raw)
         call = next((call for call in state.calls.get(digest, ()) if call.adopt()), None)
         if call is None:

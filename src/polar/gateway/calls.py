@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from polar.errors import CallError, ContextOverflow, EngineUnavailable
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gate import Gate
 from polar.gateway.metrics import Metrics
+from polar.gateway.planning import plan_prompt
 from polar.gateway.sampling import Sampled, settle_sampling
 from polar.gateway.served import Served
 from polar.gateway.sessions import SessionState
@@ -35,9 +35,6 @@ from polar.tokens.live import LiveReader
 from polar.tokens.plan import Plan, Reading
 
 log = logging.getLogger("polar.gateway")
-
-LONG_RENDER_CHARS = 16_000
-"""Requests whose unmatched part is longer than this are rendered off the event loop."""
 
 
 @dataclass(slots=True)
@@ -174,7 +171,7 @@ class Call:
 
     async def _run(self) -> list[Answer]:
         state, served, request = self._state, self._served, self.incoming.request
-        plan = await self._plan(request)
+        plan = await plan_prompt(request, state, served, self._context.store, self._context.renderer)
         sampled = settle_sampling(plan, request, state.record, self._context.config, served.context)
         if plan.prompt_ids is not None:
             self.prompt_tokens = len(plan.prompt_ids)
@@ -193,22 +190,6 @@ class Call:
         for choice, reading in enumerate(readings):
             self._deltas.extend(deltas(reading.answer, choice) if reader is None else reader.finish(reading))
         return [reading.answer for reading in readings]
-
-    async def _plan(self, request: ChatRequest) -> Plan:
-        state, served = self._state, self._served
-        path = served.path
-        request = path.normalise(request, state.record.secret)
-        mode = await served.mode_for(request)
-        keys = path.keys(request)
-        match = state.history.match(keys, request, secret=state.record.secret)
-        parent = None
-        if match.parent is not None:
-            parent = await self._context.store.completion(state.record.id, match.parent)
-        fresh = request.messages if parent is None or match.cause is not None else request.messages[match.shared :]
-        if sum(len(message.text) for message in fresh) > LONG_RENDER_CHARS:
-            render = partial(path.assemble, request, keys, match, parent, mode=mode)
-            return await asyncio.get_running_loop().run_in_executor(self._context.renderer, render)
-        return path.assemble(request, keys, match, parent, mode=mode)
 
     async def _generate(self, plan: Plan, sampled: Sampled, version: str | None) -> list[Generation]:
         """One unstreamed generation, on another engine if the session's own one is dead. A cancelled one has returned no ids."""

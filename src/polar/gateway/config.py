@@ -73,6 +73,8 @@ class GatewayConfig(_Strict):
     port: int = 8100
     admin_port: int | None = None
     """`None`: `port` + 1. Control routes exist on this listener only, and on loopback only."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes; each session lives in one of them, told by its key."""
     public_url: str | None = None
     store: str | None = None
     """A path or a database URL; `None`: `polar.db` in the state directory."""

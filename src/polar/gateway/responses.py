@@ -6,6 +6,7 @@ unknown. An answer is shown again by the encoder that made it, from the completi
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from polar.chat import Answer, ChatRequest, JsonObject, Message, Sampling, ToolCall, Usage
@@ -21,8 +22,15 @@ class StoredResponses:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def continued(self, state: SessionState, request: ChatRequest) -> ChatRequest:
-        """The request with the conversation of its `previous` response put before its own messages.
+    async def resolved(self, state: SessionState, request: ChatRequest) -> ChatRequest:
+        """The request with everything in it that is only referred to: `previous` conversation first, then item references."""
+        request = await self._continued(state, request)
+        if any(_is_reference(message) for message in request.messages):
+            request = replace(request, messages=tuple([message async for message in self._dereferenced(state, request.messages)]))
+        return request
+
+    async def _continued(self, state: SessionState, request: ChatRequest) -> ChatRequest:
+        """The conversation of the `previous` response before the request's own messages.
 
         As the provider documents, instructions of the earlier call are not carried over; all other messages are.
         """
@@ -38,7 +46,23 @@ class StoredResponses:
         head: list[Message] = []
         if request.options.get("instructions") and own and own[0].role == "system":
             head = [own.pop(0)]
-        return replace(request, messages=(*head, *earlier, completion.answer, *own))
+        return replace(request, messages=(*head, *earlier, as_echoed(completion.answer), *own))
+
+    async def _dereferenced(self, state: SessionState, messages: Sequence[Message]) -> AsyncIterator[Message]:
+        """References to items of one answer become that answer, once. One that is unknown is an error, as with the provider."""
+        last: int | None = None
+        for message in messages:
+            if not _is_reference(message):
+                last = None
+                yield message
+                continue
+            for ref in message.refs:
+                number = pointers.find(state.record.secret, ref)
+                if number is not None and number == last:
+                    continue
+                completion = await self._find(state, ref, param="input")
+                last = completion.number
+                yield as_echoed(completion.answer)
 
     async def body(self, dialect: Dialect, state: SessionState, response_id: str) -> JsonObject:
         """The stored response as its first caller got it."""
@@ -51,9 +75,9 @@ class StoredResponses:
         )
         return dialect.complete(reply, [answer_of(completion)])
 
-    async def items(self, dialect: Dialect, state: SessionState, response_id: str) -> JsonObject:
-        """The input items of a stored response."""
-        return dialect.items(request_of(await self._find(state, response_id)))
+    async def items(self, dialect: Dialect, state: SessionState, params: Mapping[str, str]) -> JsonObject:
+        """The input items of a stored response, paged as `params` say."""
+        return dialect.items(request_of(await self._find(state, params["response_id"])), params)
 
     async def forget(self, state: SessionState, response_id: str) -> None:
         """Makes it irretrievable by id. The capture is not touched."""
@@ -72,6 +96,16 @@ class StoredResponses:
                 param=param,
             )
         return completion
+
+
+def _is_reference(message: Message) -> bool:
+    """An assistant message that says nothing but where it is kept."""
+    return message.role == "assistant" and bool(message.refs) and not (message.content or message.tool_calls or message.thinking)
+
+
+def as_echoed(answer: Message) -> Message:
+    """A recorded answer as its harness would send it back: its calls have the ids that were given out."""
+    return replace(answer, tool_calls=tuple(replace(call, id=f"call_{call.id}") for call in answer.tool_calls))
 
 
 def request_of(completion: Completion) -> ChatRequest:

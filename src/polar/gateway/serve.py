@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gateway import Gateway
+from polar.gateway.shards import Shards
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a render in its thread may keep the interpreter from the event loop; Python's default of 5 ms is felt by every call."""
@@ -95,7 +97,9 @@ async def _run(server: uvicorn.Server, sock: socket.socket) -> None:
     await server.shutdown(sockets=[sock])
 
 
-async def run_until_signal(config: GatewayConfig, ready: Callable[[Gateway], object], progress: Callable[[str], None]) -> None:
+async def run_until_signal(
+    config: GatewayConfig, ready: Callable[[Gateway], object], progress: Callable[[str], None], shards: Shards | None = None
+) -> None:
     """Serves until SIGINT or SIGTERM, then shuts down gracefully. `ready` is called (and awaited) once it listens."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = asyncio.Event()
@@ -103,9 +107,20 @@ async def run_until_signal(config: GatewayConfig, ready: Callable[[Gateway], obj
     for signum in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(signum, stop.set)
-    async with serving(Gateway(config), progress=progress) as gateway:
+    async with serving(Gateway(config, shards=shards), progress=progress) as gateway:
         outcome = ready(gateway)
         if asyncio.iscoroutine(outcome):
             await outcome
+        orphaned = asyncio.create_task(_without_parent(stop)) if shards is not None else None
         await stop.wait()
+        if orphaned is not None:
+            orphaned.cancel()
         progress("shutting down: waiting for calls in flight")
+
+
+async def _without_parent(stop: asyncio.Event) -> None:
+    """Ends a worker whose supervisor was killed: nobody else would."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(1.0)
+    stop.set()

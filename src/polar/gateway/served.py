@@ -165,14 +165,10 @@ class Served:
                     log.warning("renderer and engine differ on a tool set; it runs in mode messages", extra={"where": difference})
         return key in self._refused_tools
 
-    async def count(self, request: ChatRequest, secret: bytes) -> int:
-        """Prompt tokens of a request, never a generation. Asks the engine where there is no renderer here."""
-        request = self.path.normalise(request, secret)
-        if self.mode == "messages":
-            ids = await self.pool.pick("count").tokenize(request.messages, request.tools, thinking=request.thinking)
-            if ids is not None:
-                return len(ids)
-        return self.path.count(request)
+    async def count(self, request: ChatRequest) -> int:
+        """Prompt tokens of a normalised request that the engine renders: as it says, or estimated where it can't tell."""
+        ids = await self.pool.pick("count").tokenize(request.messages, request.tools, thinking=request.thinking)
+        return self.path.count(request) if ids is None else len(ids)
 
     def untrainable(self, completion: Completion) -> str | None:
         """Why nothing of this completion can be trained; `None` if it can."""

@@ -1,0 +1,95 @@
+"""`polar gateway --workers N`: starts the worker processes, restarts one that dies, ends them all together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import orjson
+
+from polar.cli.control import Admin, call
+from polar.errors import ConfigError
+from polar.gateway.config import GatewayConfig
+from polar.gateway.serve import bind
+
+RESTART_S = 1.0
+READY_S = 120.0
+
+
+async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[None]], progress: Callable[[str], None]) -> None:
+    """Runs until SIGINT or SIGTERM. Worker 0 has the configured ports, the others free ones."""
+    token = config.admin_token or "polar-admin-" + secrets.token_urlsafe(24)
+    ports = [(config.port, config.control_port), *[(_free(config.host), _free("127.0.0.1")) for _ in range(1, config.workers)]]
+    urls = [(f"http://{config.host}:{port}", f"http://127.0.0.1:{admin_port}") for port, admin_port in ports]
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop.set)
+    with tempfile.TemporaryDirectory(prefix="polar-workers-") as folder:
+        commands = []
+        for index, (port, admin_port) in enumerate(ports):
+            settings = {**config.model_dump(), "port": port, "admin_port": admin_port, "admin_token": token}
+            file = Path(folder) / f"worker-{index}.json"
+            file.touch(mode=0o600)
+            file.write_bytes(orjson.dumps(settings))
+            commands.append(
+                [sys.executable, "-m", "polar.cli", "gateway", "--config", str(file), "--session", "none", "--worker", str(index)]
+            )
+        environment = {**os.environ, "POLAR_WORKERS": orjson.dumps(urls).decode()}
+        keepers = [asyncio.create_task(_keep(index, command, environment, stop, progress)) for index, command in enumerate(commands)]
+        try:
+            for index, (_, admin_url) in enumerate(urls):
+                await _until_ready(index, Admin(admin_url, token), keepers[index])
+            progress(f"{config.workers} workers are up")
+            await ready(Admin(urls[0][1], token))
+            await stop.wait()
+        finally:
+            stop.set()
+            progress("shutting down: waiting for calls in flight")
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+
+async def _keep(index: int, command: list[str], environment: dict[str, str], stop: asyncio.Event, progress: Callable[[str], None]) -> None:
+    """Keeps one worker running. One that ends at once in its first seconds has a fault that a restart won't mend."""
+    while not stop.is_set():
+        began = asyncio.get_running_loop().time()
+        process = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if stop.is_set():
+            if process.returncode is None:
+                process.terminate()
+            await ended
+            return
+        if asyncio.get_running_loop().time() - began < 5 * RESTART_S:
+            raise ConfigError(f"worker {index} ended with code {process.returncode} as soon as it started")
+        progress(f"worker {index} ended with code {process.returncode}; starting it again")
+        await asyncio.sleep(RESTART_S)
+
+
+async def _until_ready(index: int, admin: Admin, keeper: asyncio.Task[None]) -> None:
+    deadline = asyncio.get_running_loop().time() + READY_S
+    while True:
+        if keeper.done():
+            keeper.result()
+        try:
+            await asyncio.to_thread(call, admin, "GET", "/health?own=1")
+            return
+        except ConfigError as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise ConfigError(f"worker {index} does not come up: {error}") from error
+            await asyncio.sleep(0.2)
+
+
+def _free(host: str) -> int:
+    with bind(host, 0) as sock:
+        port: int = sock.getsockname()[1]
+        return port

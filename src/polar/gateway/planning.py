@@ -1,0 +1,50 @@
+"""From a canonical request to its prompt: match, assemble, and count. Knows no engine call and no client.
+
+A count is the length of the very prompt that a generation of the same body would send, restored history included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from functools import partial
+
+from polar.chat import ChatRequest
+from polar.errors import ContextOverflow
+from polar.gateway.served import Served
+from polar.gateway.sessions import SessionState
+from polar.store.base import Store
+from polar.tokens.plan import Plan
+
+LONG_RENDER_CHARS = 16_000
+"""Requests whose unmatched part is longer than this are rendered off the event loop."""
+
+
+async def plan_prompt(request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor) -> Plan:
+    """What a call of `request` sends to the engine. Changes nothing. Raises `ContextOverflow` where the prompt alone is too long."""
+    path = served.path
+    request = path.normalise(request, state.record.secret)
+    mode = await served.mode_for(request)
+    keys = path.keys(request)
+    match = state.history.match(keys, request, secret=state.record.secret)
+    parent = None
+    if match.parent is not None:
+        parent = await store.completion(state.record.id, match.parent)
+    fresh = request.messages if parent is None or match.cause is not None else request.messages[match.shared :]
+    if sum(len(message.text) for message in fresh) > LONG_RENDER_CHARS:
+        render = partial(path.assemble, request, keys, match, parent, mode=mode)
+        return await asyncio.get_running_loop().run_in_executor(renderer, render)
+    return path.assemble(request, keys, match, parent, mode=mode)
+
+
+async def count_prompt(request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor) -> int:
+    """Prompt tokens of a request, never a generation. A prompt over the context has a count like any other."""
+    try:
+        plan = await plan_prompt(request, state, served, store, renderer)
+    except ContextOverflow as error:
+        if error.prompt_tokens is None:
+            raise
+        return error.prompt_tokens
+    if plan.prompt_ids is not None:
+        return len(plan.prompt_ids)
+    return await served.count(plan.request)
