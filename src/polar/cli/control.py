@@ -7,13 +7,16 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
 from polar.chat import JsonObject
 from polar.errors import ConfigError
 from polar.gateway.config import state_dir
-from polar.gateway.gateway import Gateway
+
+if TYPE_CHECKING:
+    from polar.gateway.gateway import Gateway
 
 
 @dataclass(frozen=True, slots=True)

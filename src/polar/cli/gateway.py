@@ -21,8 +21,6 @@ from polar.cli.output import configure_logging, err, out
 from polar.cli.supervisor import supervise
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
-from polar.gateway.serve import run_until_signal
-from polar.gateway.shards import Shards, Worker
 
 
 def gateway(
@@ -50,6 +48,9 @@ def gateway(
     worker: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Stand between a harness and a model: every call is recorded as exact token ids and log-probabilities."""
+    from polar.gateway.serve import run_until_signal  # with all that it needs, a second of imports: not for `polar session`
+    from polar.gateway.shards import Shards, Worker
+
     configure_logging(log_level)
     if kind_of_session not in ("train", "eval", "none"):
         raise ConfigError("--session must be train, eval or none")

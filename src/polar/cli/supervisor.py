@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,6 @@ import orjson
 from polar.cli.control import Admin, call
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
-from polar.gateway.serve import bind
 
 RESTART_S = 1.0
 READY_S = 120.0
@@ -90,6 +90,7 @@ async def _until_ready(index: int, admin: Admin, keeper: asyncio.Task[None]) -> 
 
 
 def _free(host: str) -> int:
-    with bind(host, 0) as sock:
+    """A port that is free now."""
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         port: int = sock.getsockname()[1]
         return port
