@@ -7,8 +7,12 @@ import sys
 import typer
 
 from polar import __version__
-from polar.cli import demo, engine, gateway, harness, session
+from polar.cli.demo import demo
+from polar.cli.engine import engine
+from polar.cli.gateway import gateway
+from polar.cli.harness import app as harness_app
 from polar.cli.output import err
+from polar.cli.session import app as session_app
 from polar.errors import PolarError
 
 app = typer.Typer(
@@ -18,11 +22,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("gateway")(gateway.gateway)
-app.command("engine")(engine.engine)
-app.command("demo")(demo.demo)
-app.add_typer(session.app, name="session")
-app.add_typer(harness.app, name="harness")
+app.command()(gateway)
+app.command()(engine)
+app.command()(demo)
+app.add_typer(session_app, name="session")
+app.add_typer(harness_app, name="harness")
 
 
 @app.callback(invoke_without_command=True)
