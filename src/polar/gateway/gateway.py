@@ -134,6 +134,8 @@ class Gateway:
         if self.shards is not None and (owner := self.shards.owner(record.key_hash)) != self.shards.index:
             status, body = await self.shards.control(owner, "DELETE", f"/sessions/{record.id}")
             return status == 200 and bool(body["closed"])
+        for served in self.models.all:
+            served.pool.release(record.id)
         return await self.sessions.close(record.id)
 
     async def health(self) -> JsonObject:

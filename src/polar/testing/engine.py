@@ -12,6 +12,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -174,8 +175,9 @@ def _as_api_error(error: Exception) -> Exception:
     return error
 
 
+@lru_cache(maxsize=4)
 def text_of(model: str | Path | None) -> tuple[Tokenizer, Template]:
-    """Tokenizer and template of a model directory; without one, bytes and ChatML."""
+    """Tokenizer and template of a model directory; without one, bytes and ChatML. Read once a process: neither has state."""
     if model is None:
         return ByteTokenizer(), JinjaTemplate(CHATML)
     return load_text(Path(model))
