@@ -84,7 +84,7 @@ def main() -> None:
     for held_out in (False, True):
         stream = instances(SEED, held_out=held_out)
         for task in (next(stream) for _ in FAMILIES):
-            write(task, target / task.name)
+            write(task, target / f"{task.family}-{'held-out' if held_out else 'train'}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch import Tensor
 from polar.tasks.files import WORDS, instances
 
 JsonObject = dict[str, Any]
+WIDTH = 256
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,15 @@ class Harness:
 
 @dataclass(frozen=True)
 class Batch:
-    """`rows`: int64[n, t]; `learned`: bool[n, t]; `lengths`: int64[n]; `prefix`: int64[p] or None."""
+    """`rows`: int64[n, t]; `learned`: bool[n, t]; `owner`: int64[n, t], a dialogue's number within its row.
+
+    `places`: int64[n, t], a token's position after the prefix, as if its dialogue stood alone. `prefix`: int64[p] or None.
+    """
 
     rows: Tensor
     learned: Tensor
-    lengths: Tensor
+    owner: Tensor
+    places: Tensor
     prefix: Tensor | None
 
 
@@ -83,26 +88,41 @@ def row(render: Qwen3Renderer, messages: list[JsonObject], learned: set[int]) ->
     return list(rendered.token_ids), mask
 
 
-def collate(rows: list[tuple[list[int], list[bool]]], prefix: list[int] | None) -> Batch:
-    width = max(len(ids) for ids, _ in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    learned = torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, (tokens, mask) in enumerate(rows):
-        ids[index, : len(tokens)] = torch.tensor(tokens)
-        learned[index, : len(mask)] = torch.tensor(mask)
-    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
-    return Batch(ids, learned, lengths, None if prefix is None else torch.tensor(prefix))
+def packed(render: Qwen3Renderer, rng: random.Random, seed: int, failures: float) -> Iterator[list[tuple[list[int], list[bool]]]]:
+    """Endless rows: whole dialogues, one after another, of at most `WIDTH` ids together."""
+    tasks = instances(seed, held_out=False)
+    dialogues: list[tuple[list[int], list[bool]]] = []
+    while True:
+        more = row(render, *dialogue(next(tasks), rng, failures=failures))
+        if sum(len(ids) for ids, _ in dialogues) + len(more[0]) > WIDTH:
+            yield dialogues
+            dialogues = []
+        dialogues.append(more)
+
+
+def collate(rows: list[list[tuple[list[int], list[bool]]]], prefix: list[int] | None) -> Batch:
+    """Rows of whole dialogues side by side, padded to `WIDTH`; padding belongs to a dialogue of its own and is not learned."""
+    ids = torch.zeros(len(rows), WIDTH, dtype=torch.long)
+    learned = torch.zeros(len(rows), WIDTH, dtype=torch.bool)
+    owner = torch.full((len(rows), WIDTH), -1)
+    places = torch.zeros(len(rows), WIDTH, dtype=torch.long)
+    for index, dialogues in enumerate(rows):
+        at = 0
+        for number, (tokens, mask) in enumerate(dialogues):
+            ids[index, at : at + len(tokens)] = torch.tensor(tokens)
+            learned[index, at : at + len(tokens)] = torch.tensor(mask)
+            owner[index, at : at + len(tokens)] = number
+            places[index, at : at + len(tokens)] = torch.arange(len(tokens))
+            at += len(tokens)
+    return Batch(ids, learned, owner, places, None if prefix is None else torch.tensor(prefix))
 
 
 def batches(render: Qwen3Renderer, harness: Harness, *, rows: int, prefix: str, seed: int, failures: float) -> Iterator[Batch]:
     """Endless batches of training instances. `prefix`: `none`, `part` (a random stretch of the harness's prompt) or `full`."""
     rng = random.Random(seed)
-    tasks = instances(seed, held_out=False)
+    stream = packed(render, rng, seed, failures)
     while True:
-        made = []
-        for _ in range(rows):
-            messages, learned = dialogue(next(tasks), rng, failures=failures)
-            made.append(row(render, messages, learned))
+        made = [next(stream) for _ in range(rows)]
         before: list[int] | None = None
         if prefix != "none":
             before = prefix_ids(render, harness, *random_paths(rng))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from data import Batch
 from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
@@ -34,24 +35,27 @@ def build(vocabulary: int, context: int, *, stop: int, pad: int, seed: int) -> Q
     return model
 
 
-def loss(model: Qwen3ForCausalLM, rows: Tensor, learned: Tensor, lengths: Tensor, prefix: Tensor | None) -> tuple[Tensor, Tensor]:
+def loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of the learned tokens, and the share of them that the model ranks first.
 
-    `rows`: int64[n, t], right-padded; `learned`: bool[n, t], true where a token is a target; `lengths`: int64[n]. `prefix`: int64[p]
-    is read once and its keys and values are shared by all rows, gradients included: equal to putting it before each row, and cheaper.
+    A token sees the prefix and what comes before it in its own dialogue. The prefix is read once and its keys and values are shared by
+    all rows, gradients included: equal to putting it before each dialogue, and far cheaper.
     """
-    count, width = rows.shape
-    mask = torch.arange(width)[None, :] < lengths[:, None]
-    cache = None
-    if prefix is not None:
+    count, width = batch.rows.shape
+    seen = (batch.owner[:, :, None] == batch.owner[:, None, :]) & torch.ones(width, width, dtype=torch.bool).tril()
+    cache, places = None, batch.places
+    if batch.prefix is not None:
         shared = DynamicCache(config=model.config)
-        model.model(input_ids=prefix[None, :], past_key_values=shared, use_cache=True)
+        model.model(input_ids=batch.prefix[None, :], past_key_values=shared, use_cache=True)
         cache = DynamicCache(config=model.config)
         for index, layer in enumerate(shared.layers):
             cache.update(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1), index)
-        mask = torch.cat([torch.ones(count, len(prefix), dtype=torch.bool), mask], dim=1)
-    hidden = model.model(input_ids=rows, attention_mask=mask, past_key_values=cache, use_cache=cache is not None).last_hidden_state
-    wanted = learned[:, 1:]
-    logits = model.lm_head(hidden[:, :-1][wanted])
-    targets = rows[:, 1:][wanted]
+        places = places + len(batch.prefix)
+        seen = torch.cat([torch.ones(count, width, len(batch.prefix), dtype=torch.bool), seen], dim=2)
+    output = model.model(
+        input_ids=batch.rows, attention_mask=seen[:, None], position_ids=places, past_key_values=cache, use_cache=cache is not None
+    )
+    wanted = batch.learned[:, 1:]
+    logits = model.lm_head(output.last_hidden_state[:, :-1][wanted])
+    targets = batch.rows[:, 1:][wanted]
     return functional.cross_entropy(logits, targets), (logits.argmax(-1) == targets).float().mean()

@@ -33,7 +33,7 @@ class Recorded:
         messages = self.body.get("messages") or self.body["input"]
         texts = [text for message in messages for text in _texts(message.get("content"))]
         texts += [json.dumps(tool, ensure_ascii=False) for tool in self.body["tools"]]
-        return [text.replace(self.root, "/root").replace(self.cwd, "/work") for text in texts]
+        return [text.replace(self.root, "/root").replace(str(Path(self.cwd).parent), "/work") for text in texts]
 
 
 class _Recorder(ThreadingHTTPServer):

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 CONTEXT = 32_768
@@ -20,13 +19,8 @@ CONTEXT = 32_768
 def train_tokenizer(qwen3: Path, corpus: Iterable[str], vocabulary: int) -> Tokenizer:
     """`vocabulary` counts the added tokens too. The result is deterministic in its inputs."""
     source = json.loads((qwen3 / "tokenizer.json").read_text())
-    pattern = source["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-    tokenizer = Tokenizer(BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(_regex(pattern), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    empty = {**source, "added_tokens": [], "model": {**source["model"], "vocab": {}, "merges": []}}
+    tokenizer = Tokenizer.from_str(json.dumps(empty))
     added = source["added_tokens"]
     trainer = BpeTrainer(
         vocab_size=vocabulary - len(added),
@@ -40,12 +34,6 @@ def train_tokenizer(qwen3: Path, corpus: Iterable[str], vocabulary: int) -> Toke
         flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
         tokenizer.add_tokens([AddedToken(token["content"], **flags)])
     return tokenizer
-
-
-def _regex(pattern: str) -> object:
-    from tokenizers import Regex
-
-    return Regex(pattern)
 
 
 def save_tokenizer(tokenizer: Tokenizer, qwen3: Path, target: Path) -> None:

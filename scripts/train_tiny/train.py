@@ -48,7 +48,7 @@ class Stage:
     rows: int
 
 
-STAGES = (Stage("none", 400, 32), Stage("part", 150, 32), Stage("full", 250, 24))
+STAGES = (Stage("none", 350, 16), Stage("part", 100, 12), Stage("full", 200, 10))
 PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
 
 
@@ -116,7 +116,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path,
         clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0
         for now in range(at, step + stage.steps):
             batch: Batch = next(feed)
-            value, hit = loss(model, batch.rows, batch.learned, batch.lengths, batch.prefix)
+            value, hit = loss(model, batch)
             value.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scale = rate(now, total)
@@ -141,6 +141,7 @@ def save(model: Qwen3ForCausalLM, tokenizer_folder: Path, target: Path) -> None:
     """Weights in bfloat16, so that the file stays at a few megabytes; engines load them in what they compute in."""
     target.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(target)
+    (target / "model.safetensors").chmod(0o644)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer_folder / name, target / name)
 

@@ -114,10 +114,8 @@ def test_instances_are_reproducible_distinct_in_words_and_on_one_side_of_the_spl
         assert dict(one.files) != dict(one.expected)
 
 
-def test_the_bundled_split_is_the_generators() -> None:
-    names = {held_out: set() for held_out in (False, True)}
-    for held_out, found in names.items():
+def test_the_bundled_tasks_are_the_generators_and_on_its_side_of_the_split() -> None:
+    for split, held_out in (("train", False), ("held_out", True)):
         stream = instances(20, held_out=held_out)
-        found.update(next(stream).name for _ in FAMILIES)
-    assert {task.name for task in TASKS if task.split == "held_out"} == names[True]
-    assert {task.name for task in TASKS if task.split == "train"} == names[False]
+        made = {(task.family, task.instruction) for task in (next(stream) for _ in FAMILIES)}
+        assert made == {(task.metadata["family"], task.instruction) for task in bundled(split)}  # type: ignore[arg-type]

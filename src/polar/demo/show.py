@@ -25,22 +25,12 @@ HEAD_CHARACTERS = 200
 
 def sessions_table(played: Sequence[tuple[Played, Walk]]) -> Table:
     """A row per session, in tokens."""
-    table = Table("session", "task", "split", "result", "turns", "prompt", "sampled", "trained", "rows", "seconds", title="Sessions")
+    table = Table("task", "result", title="Sessions")
     for name in ("turns", "prompt", "sampled", "trained", "rows", "seconds"):
-        next(column for column in table.columns if column.header == name).justify = "right"
+        table.add_column(name, justify="right")
     for one, walk in played:
-        table.add_row(
-            one.session_id[:12],
-            one.task.name,
-            one.task.split.replace("_", " "),
-            result(one),
-            str(len(one.completions)),
-            f"{walk.prompt:,}",
-            f"{walk.sampled:,}",
-            f"{walk.in_rows:,}",
-            str(len(walk.rows)),
-            f"{one.run.duration_s:.1f}",
-        )
+        numbers = (len(one.completions), walk.prompt, walk.sampled, walk.in_rows, len(walk.rows))
+        table.add_row(one.task.name, result(one), *(f"{number:,}" for number in numbers), f"{one.run.duration_s:.1f}")
     return table
 
 
@@ -54,16 +44,16 @@ def result(one: Played) -> Text:
 
 def ledger_table(played: Sequence[tuple[Played, Walk]]) -> Table | Text:
     """What was sampled and is not trained, and why; and every prompt that did not extend its predecessor."""
-    table = Table("session", "not trained", "why", title="Not trained")
+    table = Table("task", "what", "why", title="Not trained, or worth a look")
     for one, walk in played:
         for reason, tokens in sorted(walk.ledger.items()):
-            table.add_row(one.session_id[:12], f"{tokens:,} sampled tokens", reason)
+            table.add_row(one.task.name, f"{tokens:,} sampled tokens", reason)
         for completion in one.completions:
             if completion.broken is not None:
                 where = f"call {completion.number} does not extend call {completion.broken.parent}"
-                table.add_row(one.session_id[:12], where, f"{completion.broken.cause}: {completion.broken.lost} ids in a row of their own")
+                table.add_row(one.task.name, where, f"{completion.broken.cause}: {completion.broken.lost} ids in a row of their own")
             for tag in sorted(completion.tags & {"tool_call_malformed", "thinking_open", "clamped"}):
-                table.add_row(one.session_id[:12], "trained all the same", f"call {completion.number}: {tag.replace('_', ' ')}")
+                table.add_row(one.task.name, "trained all the same", f"call {completion.number}: {tag.replace('_', ' ')}")
     if table.row_count:
         return table
     return Text("Nothing was left out: every sampled token stands in exactly one training row, and every prompt extended its predecessor.")
