@@ -87,13 +87,19 @@ def _schema(url: str) -> str:
     return f"{url}/postgres?options=-csearch_path%3D{name}"
 
 
+@pytest.fixture
+def new_schema(postgres: str) -> Callable[[], str]:
+    """Makes places in PostgreSQL, each empty."""
+    return lambda: _schema(postgres)
+
+
 @pytest.fixture(params=SQLITE_AND_POSTGRES)
 def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
     """Makes places for stores, each empty."""
     if request.param == "sqlite":
         return lambda: str(tmp_path / f"store-{next(_names)}.db")
-    url = request.getfixturevalue("postgres")
-    return lambda: _schema(url)
+    made: Callable[[], str] = request.getfixturevalue("new_schema")
+    return made
 
 
 @pytest.fixture

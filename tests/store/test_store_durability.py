@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -262,3 +264,53 @@ async def test_a_short_lock_is_waited_out(tmp_path: Path) -> None:
     await append
     assert store.healthy is None
     await store.aclose()
+
+
+@pytest.mark.real
+async def test_a_postgres_that_dropped_its_connections(postgres: str, new_schema: Callable[[], str]) -> None:
+    """An idle connection that the server (or a proxy) closed is noticed before a completion is given to it."""
+    import psycopg
+
+    place = new_schema()
+    first, second = agent_session(turns=2, total=400)
+    store = open_store(place)
+    await store.create_session(session())
+    await store.append([first])
+    with contextlib.closing(psycopg.connect(f"{postgres}/postgres", autocommit=True)) as connection:
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'polar'")
+    await store.append([second])
+    assert store.healthy is None
+    assert [completion.number async for completion in store.completions("s")] == [0, 1]
+    await store.aclose()
+
+
+@pytest.mark.real
+async def test_a_postgres_table_that_another_client_has_locked(new_schema: Callable[[], str]) -> None:
+    import psycopg
+
+    place = new_schema()
+    first, second = agent_session(turns=2, total=400)
+    store = open_store(place, busy_timeout_s=0.2)
+    await store.create_session(session())
+    await store.append([first])
+    with contextlib.closing(psycopg.connect(place)) as other:
+        other.execute("LOCK TABLE completions, meta IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(StoreError, match="lock timeout"):
+            await store.append([second])
+        assert "lock timeout" in str(store.healthy)
+        other.rollback()
+    await recovery(store)
+    assert store.healthy is None
+    await store.append([second])
+    assert same(await store.completion("s", 1), second)  # type: ignore[arg-type]
+    await store.aclose()
+
+
+@pytest.mark.real
+def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    children = [subprocess.Popen([*CHILD, "load", str(path), f"p{i}", "2"], stdout=subprocess.PIPE) for i in range(4)]
+    for child in children:
+        out, _ = child.communicate(timeout=100)
+        assert child.returncode == 0
+        assert len(out.splitlines()) == 2 * SESSIONS

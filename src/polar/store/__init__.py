@@ -13,9 +13,9 @@ __all__ = ["Store", "messages_from_json", "messages_to_json", "open_store"]
 def open_store(url_or_path: str | os.PathLike[str], *, cache_bytes: int = 256 << 20, busy_timeout_s: float = 5.0) -> Store:
     """The store at a path, a `sqlite:` URL or a `postgresql:` URL; made where there is none, migrated where it is of an older version.
 
-    `cache_bytes` caps the recent completions held in memory. `busy_timeout_s` is for how long a write to SQLite waits for another process
-    before it fails. Blocks for a moment: call it before the event loop has anything to serve. Raises `ConfigError` for a place that
-    cannot be used, a newer schema, or a database of something else.
+    `cache_bytes` caps the recent completions held in memory. `busy_timeout_s` is for how long a write waits for a lock that another
+    process holds before it fails. Blocks for a moment: call it before the event loop has anything to serve. Raises `ConfigError` for a
+    place that cannot be used, a newer schema, or a database of something else.
     """
     from polar.store.sql import SqlStore  # SQLAlchemy takes a while to import
 

@@ -2,7 +2,7 @@
 
 SQLite: write-ahead log with `synchronous=FULL` (each commit syncs the log), foreign keys, a busy timeout for the other processes that
 write to the same file, and files that only their owner can read (SQLite gives `-wal` and `-shm` the mode of the database itself).
-PostgreSQL: `synchronous_commit` is switched on where the server's default is off.
+PostgreSQL: `synchronous_commit` is switched on where the server's default is off; a lock is waited for as long as SQLite's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def open_engines(where: str | os.PathLike[str], *, busy_timeout_s: float, reader
     """The writer's engine and the readers', their schema up to date. Raises `ConfigError` for a place that cannot be used."""
     text = os.fspath(where)
     if text.startswith(_POSTGRES):
-        engines = _postgres(text, readers)
+        engines = _postgres(text, busy_timeout_s, readers)
     elif "://" in text and not text.startswith("sqlite:"):
         raise ConfigError(f"the store's URL {_scheme(text)}://... is not one of sqlite: and postgresql:, and not a path")
     else:
@@ -122,16 +122,17 @@ def _beginner(statement: str) -> Any:
 # --- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 
-def _postgres(text: str, readers: int) -> tuple[Engine, Engine]:
+def _postgres(text: str, busy_timeout_s: float, readers: int) -> tuple[Engine, Engine]:
     try:
         url = make_url(text).set(drivername="postgresql+psycopg")
-        engines = create_engine(url, pool_size=1, pool_pre_ping=True), create_engine(url, pool_size=readers, pool_pre_ping=True)
+        options: dict[str, Any] = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+        engines = create_engine(url, pool_size=1, **options), create_engine(url, pool_size=readers, **options)
     except ArgumentError as error:
         raise ConfigError(f"the store's URL cannot be read: {error}") from error
     except ModuleNotFoundError as error:
         raise ConfigError("a PostgreSQL store needs psycopg: pip install 'polar-rl[postgres]'") from error
     for engine in engines:
-        event.listen(engine, "connect", _set_up_postgres)
+        event.listen(engine, "connect", _set_up_postgres(busy_timeout_s))
     try:
         engines[0].connect().close()
     except OperationalError as error:
@@ -139,7 +140,13 @@ def _postgres(text: str, readers: int) -> tuple[Engine, Engine]:
     return engines
 
 
-def _set_up_postgres(connection: Any, _: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'")
-    connection.commit()
+def _set_up_postgres(busy_timeout_s: float) -> Any:
+    lock_timeout = f"{max(1, round(busy_timeout_s * 1000))}ms"
+
+    def set_up(connection: Any, _: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'")
+            cursor.execute("SELECT set_config('lock_timeout', %s, false)", (lock_timeout,))
+        connection.commit()
+
+    return set_up

@@ -17,12 +17,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from polar.errors import StoreError
+
+T = TypeVar("T")
 
 BATCH = 256
 """Works in one transaction at most."""
@@ -72,7 +74,6 @@ class Writer:
         self._engine = engine
         self._prepare = prepare
         self._probe = probe
-        self._connection: Connection | None = None
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._submitting = threading.Lock()
         self._closed = False
@@ -113,7 +114,6 @@ class Writer:
                 self._write(jobs)
             elif more:
                 self._try_again()
-        self._disconnect()
 
     def _take(self) -> tuple[list[Job], bool]:
         """The next batch, and whether there will be another. Empty: a store in trouble is due for a try."""
@@ -139,11 +139,9 @@ class Writer:
     def _write(self, jobs: list[Job]) -> None:
         works = [job.work for job in jobs]
         try:
-            with self._connect().begin():
-                self._prepare(self._connect(), works)
-                results = [work.write(self._connect()) for work in works]
+            results = self._transact(lambda connection: self._write_all(connection, works))
         except Exception as error:
-            if isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError | ProgrammingError):
+            if _is_trouble(error):
                 self._in_trouble(error)
                 failure = StoreError(f"the completion store failed: {self.trouble}")
                 self._resolve([(job, None, failure) for job in jobs])
@@ -158,30 +156,31 @@ class Writer:
                 work.committed()
             self._resolve([(job, result, None) for job, result in zip(jobs, results, strict=True)])
 
+    def _write_all(self, connection: Connection, works: Sequence[Work]) -> list[Any]:
+        self._prepare(connection, works)
+        return [work.write(connection) for work in works]
+
     def _try_again(self) -> None:
         try:
-            with self._connect().begin():
-                self._probe(self._connect())
+            self._transact(self._probe)
         except Exception as error:  # whatever it was, the next try is in a second
             self._in_trouble(error)
         else:
             self.trouble = None
 
-    def _connect(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-        return self._connection
+    def _transact(self, body: Callable[[Connection], T]) -> T:
+        """Returns what `body` returned, once it is committed."""
+        with self._engine.connect() as connection:
+            try:
+                with connection.begin():
+                    return body(connection)
+            except DBAPIError as error:
+                if _is_trouble(error):  # after a failed write or sync its state is in doubt: it is not used again
+                    connection.invalidate()
+                raise
 
     def _in_trouble(self, error: Exception) -> None:
-        """After a failed write or sync the connection's own state is in doubt, so it is not used again."""
         self.trouble = " ".join(str(getattr(error, "orig", None) or error).split())
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.invalidate()
-            self._connection.close()
-            self._connection = None
 
     @staticmethod
     def _resolve(outcomes: list[tuple[Job, Any, BaseException | None]]) -> None:
@@ -195,6 +194,11 @@ class Writer:
         for loop, settled in loops.items():
             if not loop.is_closed():  # a caller whose loop has ended is gone; the write stands
                 loop.call_soon_threadsafe(_settle, settled)
+
+
+def _is_trouble(error: Exception) -> bool:
+    """Whether the database is at fault, not what it was asked to write."""
+    return isinstance(error, DBAPIError) and not isinstance(error, IntegrityError | DataError | ProgrammingError)
 
 
 def _settle(settled: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
