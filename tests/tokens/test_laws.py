@@ -25,21 +25,32 @@ def unbridged_path(qwen3: Tokenizer) -> TokenPath:
     return TokenPath(qwen3, model="tiny", renderer="qwen3", mode="tokens", bridging=False)
 
 
+@pytest.fixture(scope="session", params=["qwen3", "qwen3.5"])
+def any_path(request: pytest.FixtureRequest, qwen3: Tokenizer) -> TokenPath:
+    """Qwen3.5 writes calls in another form: what Qwen3 samples is text to it, and must be extended all the same."""
+    return TokenPath(qwen3, model="tiny", renderer=request.param, mode="tokens")
+
+
 @lawful
-@given(st.data())
-def test_law_2_every_prompt_starts_with_the_turn_before_it_whatever_the_echo(qwen3_path: TokenPath, data: st.DataObject) -> None:
-    session = Session(qwen3_path)
+@given(st.data(), st.sampled_from([None, True, False]))
+def test_law_2_every_prompt_starts_with_the_turn_before_it_whatever_the_echo(
+    any_path: TokenPath, data: st.DataObject, thinking: bool | None
+) -> None:
+    session = Session(any_path)
     messages = [system(), user(data.draw(texts))]
     previous: list[int] | None = None
     for _ in range(data.draw(st.integers(1, 4))):
-        plan = session.ask(*messages, tools=TOOLS)
+        plan = session.ask(*messages, tools=TOOLS, thinking=thinking)
         assert plan.broken is None
         assert plan.prompt_ids is not None
         if previous is not None:
             assert plan.bridged
             assert plan.parent == session.next - 1
             assert plan.prompt_ids[: len(previous)].tolist() == previous
-        sampled = split_ids(qwen3_path.tokenizer, data.draw(answers()), data.draw(seeds))
+        text = data.draw(answers())
+        if any_path.renderer == "qwen3.5" and thinking is not False:
+            text = text.removeprefix("<think>") if "</think>" in text else "</think>" + text
+        sampled = split_ids(any_path.tokenizer, text, data.draw(seeds))
         answer = session.say(plan, sampled)
         previous = [*plan.prompt_ids.tolist(), *sampled]
         messages += [data.draw(echoes(answer)), *data.draw(news(answer))]

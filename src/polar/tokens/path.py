@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import renderers
 
-from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, fold_system, join_parts
+from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, fold_system, join_parts
 from polar.engines.base import Generation
 from polar.errors import ConfigError, ContextOverflow
 from polar.records import Break, Cause, Completion, Ids, Mode
@@ -170,14 +169,6 @@ class TokenPath:
         if self.renderer is None:
             raise ConfigError("mode messages renders no prompts")
         return self._rendering(template_arguments(self.renderer, request)).render(request.messages, request.tools)
-
-    def render_ids(self, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool | None) -> Ids:
-        """As `render`, of a bare conversation: what the start-up check compares with the engine's own rendering."""
-        return self.render(ChatRequest(self.model, tuple(messages), tools=tuple(tools), thinking=thinking))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included; empty without a tokenizer."""
-        return "" if self.tokenizer is None else str(self.tokenizer.decode([int(one) for one in ids], skip_special_tokens=False))
 
     def count(self, request: ChatRequest) -> int:
         """Prompt tokens of a normalised request: exact with a renderer; without one, the tokens of its texts and tools alone (or a

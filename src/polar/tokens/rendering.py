@@ -147,7 +147,7 @@ class Rendering:
         except ValueError as error:
             return None, f"the model's template refuses these messages: {error}"
         if result is None:
-            return None, self._refusal(known[len(tail) :])
+            return None, self._refusal(prompt, known[len(tail) :])
         ids = result.token_ids
         if ids[: len(known)] != known:
             return None, "the renderer cuts the sampled ids after their end token"
@@ -213,8 +213,9 @@ class Rendering:
                 return max(0, end - 512) + int(places[-1])
         return 0
 
-    def _refusal(self, answer: list[int]) -> str:
-        if self.markers is not None and self.markers.think in answer and self.markers.think_end not in answer:
+    def _refusal(self, prompt: Ids, answer: list[int]) -> str:
+        opened = self.markers is not None and (self.opens_thinking(prompt) or self.markers.think in answer)
+        if opened and self.markers is not None and self.markers.think_end not in answer:
             return "an end token inside open thinking"
         return "the renderer cannot append these messages to what was sampled"
 
