@@ -34,6 +34,7 @@ PROMPT_TOKENS = 30_000
 ANSWER_TOKENS = 300
 TURNS = 10
 MODEL = "bench"
+LITELLM_KEY = "sk-bench-" + "0123456789abcdef" * 2
 
 
 # --- the conversation ----------------------------------------------------------------------------------------------
@@ -203,6 +204,7 @@ class Proxy:
     process: subprocess.Popen
     model: str = MODEL
     admin: tuple[str, str] | None = None
+    key: str = "none"
 
     def cpu(self) -> float:
         root = psutil.Process(self.process.pid)
@@ -214,7 +216,7 @@ class Proxy:
 
     def session(self) -> str:
         if self.admin is None:
-            return "sk-bench"
+            return self.key
         url, token = self.admin
         request = urllib.request.Request(url + "/sessions", data=b"{}", method="POST", headers={"authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -308,10 +310,17 @@ def litellm(python: str, upstream: str, work: Path, model: str) -> Proxy:
         "--num_workers",
         "1",
     ]
-    env = {**os.environ, "LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "NO_DOCS": "True", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    env = {
+        **os.environ,
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_MODE": "PRODUCTION",
+        "NO_DOCS": "True",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_MASTER_KEY": LITELLM_KEY,
+    }
     process = subprocess.Popen(command, stdout=(work / "litellm.log").open("w"), stderr=subprocess.STDOUT, env=env)
     wait_for(port, "/health/liveliness", 120, process)
-    return Proxy("litellm", port, process)
+    return Proxy("litellm", port, process, key=LITELLM_KEY)
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -459,22 +468,32 @@ def main() -> None:
                 )
             )
             plans = [
-                ("replayed", lambda: passthrough(upstream, work, MODEL), ["openai_chat"]),
-                ("replayed", lambda: polar(upstream, work, tokenizer_dir, "tokens", "replay", MODEL), list(PATHS)),
-                ("replayed", lambda: polar(upstream, work, tokenizer_dir, "messages", "replay", MODEL), list(PATHS)),
-                ("live, 1 token a chunk", lambda: polar(upstream, work, tokenizer_dir, "tokens", "live", MODEL), list(PATHS)),
-                ("live, 10 tokens a chunk", lambda: polar(upstream, work, tokenizer_dir, "tokens", "live", MODEL + "-c10"), list(PATHS)),
+                ("replayed", "pass-through", lambda: passthrough(upstream, work, MODEL), ["openai_chat"]),
+                ("replayed", "polar tokens", lambda: polar(upstream, work, tokenizer_dir, "tokens", "replay", MODEL), list(PATHS)),
+                ("replayed", "polar messages", lambda: polar(upstream, work, tokenizer_dir, "messages", "replay", MODEL), list(PATHS)),
+                (
+                    "live, 1 token a chunk",
+                    "polar tokens live",
+                    lambda: polar(upstream, work, tokenizer_dir, "tokens", "live", MODEL),
+                    list(PATHS),
+                ),
+                (
+                    "live, 10 tokens a chunk",
+                    "polar tokens live",
+                    lambda: polar(upstream, work, tokenizer_dir, "tokens", "live", MODEL + "-c10"),
+                    list(PATHS),
+                ),
             ]
             if args.litellm:
                 plans += [
-                    ("live, 1 token a chunk", lambda: litellm(args.litellm, upstream, work, MODEL), list(PATHS)),
-                    ("live, 10 tokens a chunk", lambda: litellm(args.litellm, upstream, work, MODEL + "-c10"), list(PATHS)),
+                    ("live, 1 token a chunk", "litellm", lambda: litellm(args.litellm, upstream, work, MODEL), list(PATHS)),
+                    ("live, 10 tokens a chunk", "litellm", lambda: litellm(args.litellm, upstream, work, MODEL + "-c10"), list(PATHS)),
                 ]
-            for way, start, dialects in plans:
+            for way, name, start, dialects in plans:
+                if args.only not in name:
+                    continue
                 proxy = start()
                 try:
-                    if args.only not in proxy.name:
-                        continue
                     for dialect in dialects:
                         for concurrency in (1, 16):
                             row = measure(proxy, conversation, dialect, way, concurrency, args.calls, base)

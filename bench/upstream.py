@@ -86,7 +86,8 @@ class Canned:
                 "usage": usage,
             }
         )
-        self.streams = {(kind, size): chunked(self._chunks(kind, size, usage)) for kind in ("completion", "chat") for size in (1, 10)}
+        self.streams = {("responses", size): chunked(self._responses(size)) for size in (1, 10)}
+        self.streams |= {(kind, size): chunked(self._chunks(kind, size, usage)) for kind in ("completion", "chat") for size in (1, 10)}
 
     def _chunks(self, kind: str, size: int, usage: dict) -> list[bytes]:
         ids, texts, logprobs = self.spec["token_ids"], self.spec["texts"], self.spec["logprobs"]
@@ -117,10 +118,42 @@ class Canned:
                     {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
                     for piece, value in zip(pieces, values, strict=True)
                 ]
-                choice |= {"delta": {"content": "".join(shown)}, "logprobs": {"content": content}}
+                choice |= {
+                    "delta": {**({"role": "assistant"} if at == 0 else {}), "content": "".join(shown)},
+                    "logprobs": {"content": content},
+                }
             lines.append(b"data: " + json.dumps({**head, "choices": [choice]}).encode() + b"\n\n")
         lines.append(b"data: " + json.dumps({**head, "choices": [], "usage": usage}).encode() + b"\n\n")
         lines.append(b"data: [DONE]\n\n")
+        return lines
+
+    def _responses(self, size: int) -> list[bytes]:
+        """vLLM serves this protocol itself, without ids: for proxies that pass it on untranslated."""
+        texts = self.spec["texts"][:-1]
+        part = {"type": "output_text", "text": "".join(texts), "annotations": []}
+        item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+        shared = {"id": "resp_1", "object": "response", "created_at": 1, "model": self.spec["model"], "parallel_tool_calls": True}
+        shared |= {"tool_choice": "auto", "tools": [], "temperature": 1.0, "top_p": 1.0}
+        usage = {"input_tokens": len(self.spec["prompt_ids"]), "output_tokens": len(texts), "total_tokens": 0}
+        usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        at = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+        events = [
+            {"type": "response.created", "response": {**shared, "status": "in_progress", "output": []}},
+            {"type": "response.output_item.added", "output_index": 0, "item": {**item, "status": "in_progress", "content": []}},
+            {"type": "response.content_part.added", **at, "part": {**part, "text": ""}},
+            *(
+                {"type": "response.output_text.delta", **at, "delta": "".join(texts[i : i + size]), "logprobs": []}
+                for i in range(0, len(texts), size)
+            ),
+            {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []},
+            {"type": "response.content_part.done", **at, "part": part},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.completed", "response": {**shared, "status": "completed", "output": [item], "usage": usage}},
+        ]
+        lines = []
+        for number, event in enumerate(events):
+            data = json.dumps({**event, "sequence_number": number}).encode()
+            lines.append(b"event: " + event["type"].encode() + b"\ndata: " + data + b"\n\n")
         return lines
 
     def answer(self, path: str, body: bytes) -> bytes:
@@ -129,6 +162,8 @@ class Canned:
         if path == "/version":
             return self.version
         stream = b'"stream":true' in body or b'"stream": true' in body
+        if path.endswith("/responses"):
+            return self.streams["responses", 10 if b"-c10" in body else 1]
         kind = "completion" if path.endswith("/completions") and not path.endswith("/chat/completions") else "chat"
         if stream:
             return self.streams[kind, 10 if b"-c10" in body[:400] or b"-c10" in body[-4000:] else 1]
