@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import renderers
 
-from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, fold_system, join_parts
+from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, fold_system, join_parts
 from polar.engines.base import Generation
 from polar.errors import ConfigError, ContextOverflow
 from polar.records import Break, Cause, Completion, Ids, Mode
@@ -170,6 +171,14 @@ class TokenPath:
             raise ConfigError("mode messages renders no prompts")
         return self._rendering(template_arguments(self.renderer, request)).render(request.messages, request.tools)
 
+    def render_ids(self, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool | None) -> Ids:
+        """As `render`, of a bare conversation: what the start-up check (`polar.engines.check`) compares with the engine's own."""
+        return self.render(ChatRequest(self.model, tuple(messages), tools=tuple(tools), thinking=thinking))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included; empty without a tokenizer. For `polar.engines.check`."""
+        return "" if self.tokenizer is None else str(self.tokenizer.decode([int(one) for one in ids], skip_special_tokens=False))
+
     def count(self, request: ChatRequest) -> int:
         """Prompt tokens of a normalised request: exact with a renderer; without one, the tokens of its texts and tools alone (or a
         quarter of their characters without a tokenizer), for when the engine cannot be asked."""
@@ -186,13 +195,22 @@ class TokenPath:
 
     def read(self, plan: Plan, generation: Generation, ref: str) -> Reading:
         """The answer of a generation; `ref` is its completion's reference, from which its tool calls get their ids."""
+        calls_allowed = bool(plan.request.tools) and plan.request.tool_choice.mode != "none"
         if plan.mode == "tokens":
             rendering = self._rendering(template_arguments(self.renderer or "", plan.request))
             ids = [] if generation.token_ids is None else generation.token_ids.tolist()
             stop = generation.stop if isinstance(generation.stop, str) else None
-            parsed = parse(rendering, self.tokenizer, ids, prompt=plan.prompt_ids, tools=plan.request.tools, stop_string=stop)
+            parsed = parse(
+                rendering,
+                self.tokenizer,
+                ids,
+                prompt=plan.prompt_ids,
+                tools=plan.request.tools,
+                stop_string=stop,
+                calls_allowed=calls_allowed,
+            )
         else:
-            parsed = read_engine_message(generation, self.tokenizer)
+            parsed = read_engine_message(generation, self.tokenizer, calls_allowed=calls_allowed)
         message = message_from(parsed, ref)
         prompt = plan.prompt_ids if plan.mode == "tokens" else generation.prompt_ids
         wanted = plan.request.top_logprobs is not None

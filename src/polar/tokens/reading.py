@@ -72,11 +72,18 @@ def regions(ids: list[int], markers: Markers, *, prefilled: bool, decode: Any) -
 
 
 def parse(
-    rendering: Rendering, tokenizer: Any, ids: list[int], *, prompt: Ids | None, tools: tuple[Tool, ...], stop_string: str | None
+    rendering: Rendering,
+    tokenizer: Any,
+    ids: list[int],
+    *,
+    prompt: Ids | None,
+    tools: tuple[Tool, ...],
+    stop_string: str | None,
+    calls_allowed: bool = True,
 ) -> Parsed:
-    """Reads sampled ids under the renderer that made their prompt."""
+    """Reads sampled ids under the renderer that made their prompt. Calls that the request forbade (no tools, or `none`) are text."""
     if rendering.markers is None:
-        return _parse_generic(rendering, tokenizer, ids, prompt, tools, stop_string)
+        return _parse_generic(rendering, tokenizer, ids, prompt, tools, stop_string, calls_allowed)
     markers, decode = rendering.markers, tokenizer.decode
     cut = regions(ids, markers, prefilled=rendering.opens_thinking(prompt), decode=decode)
     thinking, tokens = "", 0
@@ -94,14 +101,14 @@ def parse(
     tags: frozenset[str] = frozenset()
     if cut.calls is not None:
         stopped = stop_string is not None and stop_string in whole
-        read = None if stopped else _calls(rendering, decode, ids, cut, prompt, tools)
+        read = None if stopped or not calls_allowed else _calls(rendering, decode, ids, cut, prompt, tools)
         if read is not None:
             calls, rest = read
             text = "\n".join(piece for piece in (text.rstrip(), *rest) if piece)
         else:
             before_calls = stopped and stop_string is not None and stop_string in text
             text = whole
-            tags = tags if before_calls else frozenset({"tool_call_malformed"})
+            tags = tags if before_calls else _as_text(calls_allowed)
     if stop_string is not None:
         text = _before(text, stop_string)
     if cut.thinking is not None:
@@ -220,14 +227,14 @@ def client_logprobs(generation: Generation, tokenizer: Any, stops: frozenset[int
     return tuple(entries)
 
 
-def read_engine_message(generation: Generation, tokenizer: Any | None) -> Parsed:
-    """Mode `messages`: the engine's own reading, checked. Calls that no harness could run become text, as decoded where ids and
-    tokenizer are there."""
+def read_engine_message(generation: Generation, tokenizer: Any | None, *, calls_allowed: bool = True) -> Parsed:
+    """Mode `messages`: the engine's own reading, checked. Calls that no harness could run, or that were forbidden, become text, as decoded
+    where ids and tokenizer are there."""
     message = generation.message or Message("assistant")
     calls = tuple((call.name, call.arguments if call.arguments.strip() else "{}") for call in message.tool_calls)
-    if all(name.strip() and _is_object(arguments) for name, arguments in calls):
+    if (calls_allowed or not calls) and all(name.strip() and _is_object(arguments) for name, arguments in calls):
         unread = not calls and "<tool_call>" in message.text
-        return Parsed(message.reasoning, message.text, calls, 0, frozenset({"tool_call_malformed"}) if unread else frozenset())
+        return Parsed(message.reasoning, message.text, calls, 0, _as_text(calls_allowed) if unread else frozenset())
     text = None
     if tokenizer is not None and generation.token_ids is not None:
         decoded = tokenizer.decode(generation.token_ids.tolist(), skip_special_tokens=False)
@@ -237,7 +244,12 @@ def read_engine_message(generation: Generation, tokenizer: Any | None) -> Parsed
     if text is None:
         pieces = [message.text, *(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}' for name, arguments in calls)]
         text = "\n".join(piece for piece in pieces if piece)
-    return Parsed(message.reasoning, text, (), 0, frozenset({"tool_call_malformed"}))
+    return Parsed(message.reasoning, text, (), 0, _as_text(calls_allowed))
+
+
+def _as_text(calls_allowed: bool) -> frozenset[str]:
+    """The tag of a tool call that is shown as text: it could not be read, or it was not asked for."""
+    return frozenset({"tool_call_malformed" if calls_allowed else "tool_call_unasked"})
 
 
 def _finite(value: float) -> float:
@@ -245,7 +257,13 @@ def _finite(value: float) -> float:
 
 
 def _parse_generic(
-    rendering: Rendering, tokenizer: Any, ids: list[int], prompt: Ids | None, tools: tuple[Tool, ...], stop_string: str | None
+    rendering: Rendering,
+    tokenizer: Any,
+    ids: list[int],
+    prompt: Ids | None,
+    tools: tuple[Tool, ...],
+    stop_string: str | None,
+    calls_allowed: bool,
 ) -> Parsed:
     """Formats without single-token marks: the library's own reading, with the raw text kept where it cannot read a call."""
     stop = next((place for place, one in enumerate(ids) if one in rendering.stop_token_ids), len(ids))
@@ -256,13 +274,13 @@ def _parse_generic(
     tokens = len(tokenizer.encode(thinking)) if thinking else 0
     read = [read_call(attempt) for attempt in parsed.tool_calls]
     calls = tuple(call for call in read if call is not None)
-    if len(calls) == len(read):
+    if len(calls) == len(read) and (calls_allowed or not calls):
         return Parsed(thinking, _before(parsed.content, stop_string), calls, tokens)
     whole = tokenizer.decode(ids[:stop])
     text = whole.split(thinking, 1)[-1] if thinking else whole
     for close in ("</think>", "[/THINK]"):
         text = text.lstrip().removeprefix(close)
-    return Parsed(thinking, _before(text, stop_string), (), tokens, frozenset({"tool_call_malformed"}))
+    return Parsed(thinking, _before(text, stop_string), (), tokens, _as_text(calls_allowed))
 
 
 def _before(text: str, stop: str | None) -> str:
