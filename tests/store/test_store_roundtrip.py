@@ -17,7 +17,7 @@ from polar.records import Completion, Head
 from polar.store import Store, open_store
 from polar.store import delta as delta_module
 
-LAW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+LAW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 async def check(store: Store, expected: list[Completion], order: list[int]) -> None:

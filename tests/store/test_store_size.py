@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,29 @@ async def test_prompts_that_start_alike_share_their_start(tmp_path: Path) -> Non
     await store.aclose()
     assert alone.stat().st_size > 40_000
     assert (path.stat().st_size - alone.stat().st_size) / 19 < 6_000
+
+
+async def test_streaming_a_session_holds_one_branch(tmp_path: Path) -> None:
+    """Three conversations side by side: their full completions add up to 45 MB, a tip of each is held at a time."""
+    store = open_store(tmp_path / "store.db", cache_bytes=0)
+    await store.create_session(session())
+    chains = [agent_session(turns=60, total=40_000, seed=seed) for seed in range(3)]
+    for turn in range(60):
+        for place, chain in enumerate(chains):
+            parent = None if turn == 0 else (turn - 1) * 3 + place
+            await store.append([replace(chain[turn], number=turn * 3 + place, parent=parent)])
+    tracemalloc.start()
+    try:
+        count = 0
+        async for completion in store.completions("s"):
+            assert completion.prompt_ids is not None
+            count += 1
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 180
+    assert peak < 5 << 20
+    await store.aclose()
 
 
 @pytest.mark.real

@@ -136,7 +136,7 @@ def _encode_messages(
         place: int | None = None
         if expected < len(history) and (history[expected] is message or history[expected] == message):
             place = expected
-        elif edited or expected < len(history):
+        elif edited or expected + 1 < len(history):  # an echo of the answer, the history's last, is new: look no further
             if places is None:
                 places = {old: i for i, old in enumerate(history)}
             place = places.get(message)
@@ -145,7 +145,7 @@ def _encode_messages(
             raw = dumps(data)
             items.append(data if len(raw) < LONG_MESSAGE else keep(raw).hex())
             shared.append(message)
-            edited |= expected < len(history)
+            edited |= expected + 1 < len(history)
             expected += 1
         else:
             last = items[-1] if items else None

@@ -35,8 +35,8 @@ def _(value: Tool) -> int:
     return 4 * _OBJECT + getsizeof(value.name) + getsizeof(value.description or "") + weight(value.parameters)
 
 
-@weight.register
-def _(value: Message) -> int:
+@weight.register(Message)
+def _message(value: Message) -> int:
     content = value.content
     size = _OBJECT + (
         getsizeof(content)
@@ -57,5 +57,5 @@ def _(value: Completion) -> int:
     """Without its tools, which all completions of a harness share."""
     arrays = (value.prompt_ids, value.sampled_ids, value.logprobs)
     size = 10 * _OBJECT + sum(array.nbytes for array in arrays if array is not None)
-    size += sum(map(weight, value.messages)) + weight(value.answer)
+    size += sum(map(_message, value.messages)) + _message(value.answer)
     return size + sum(map(weight, (value.sampling, value.asked, value.provenance, value.hints, value.options)))
