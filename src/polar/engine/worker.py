@@ -108,6 +108,8 @@ class TransformersBackend:
             generator = torch.Generator(self._device).manual_seed(seed)
         sequence = Sequence(job, asyncio.get_running_loop(), asyncio.Queue(), ids, generator=generator)
         self._inbox.put(sequence)
+        if not self._thread.is_alive():
+            raise ApiError(503, "the engine is shutting down.")
         try:
             while True:
                 step = await sequence.out.get()
@@ -152,23 +154,26 @@ class TransformersBackend:
 
     # --- the worker thread -----------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def _work(self) -> None:
         while self._receive():
-            self._active = [sequence for sequence in self._active if not self._leave_if_cancelled(sequence)]
-            if not self._active and self._errands:
-                for errand in self._errands:
-                    errand()
-                self._errands = []
-            if not self._errands:
-                self._admit()
-            if not self._active:
-                continue
             try:
-                self._step()
+                self._turn()
             except Exception as error:  # a broken step must not leave its callers waiting forever
                 log.exception("a step failed")
                 self._fail_all(ApiError(500, f"the engine failed: {error}"))
         self._fail_all(ApiError(503, "the engine is shutting down."))
+
+    def _turn(self) -> None:
+        self._active = [sequence for sequence in self._active if not self._leave_if_cancelled(sequence)]
+        if not self._active:
+            errands, self._errands = self._errands, []
+            for errand in errands:
+                errand()
+        if not self._errands:
+            self._admit()
+        if self._active:
+            self._step()
 
     def _receive(self) -> bool:
         """Takes what has arrived; waits only if there is nothing to do. False at the end."""
@@ -201,12 +206,12 @@ class TransformersBackend:
             sequence = self._waiting.pop(0)
             if sequence.cancelled:
                 continue
+            self._active.append(sequence)
             sequence.slot, reused = self._slot_for(sequence.pending)
             sequence.slot.busy = True
             self._counts["prompt_tokens_total"] += len(sequence.pending)
             self.cached_tokens += reused
             sequence.pending = sequence.pending[reused:]
-            self._active.append(sequence)
 
     def _slot_for(self, ids: NDArray[np.int64]) -> tuple[Slot, int]:
         """A slot that holds the longest known prefix of `ids`, and its length; one token is always left to compute."""
@@ -238,7 +243,6 @@ class TransformersBackend:
             held -= slot.capacity
             slot.clear()
 
-    @torch.inference_mode()
     def _step(self) -> None:
         batch, ready, flat = Batch(), [], []
         budget = self._prefill_tokens
@@ -337,9 +341,8 @@ class TransformersBackend:
             raise ApiError(400, f"the checkpoint has other shapes: {wrong[:5]}", param="weights_path")
         if tied and "lm_head.weight" in loaded and not torch.equal(loaded["lm_head.weight"], loaded["model.embed_tokens.weight"]):
             raise ApiError(400, "the served model ties its embeddings, the checkpoint's lm_head differs from them", param="weights_path")
-        with torch.no_grad():
-            for name, tensor in loaded.items():
-                own[name].copy_(tensor)
+        for name, tensor in loaded.items():
+            own[name].copy_(tensor)
         self._forget()
 
 

@@ -1,0 +1,127 @@
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polar.engines.base import Engine, EngineInfo
+from polar.engines.pool import FIRST_BACKOFF_S, EnginePool
+from polar.errors import ConfigError, EngineUnavailable
+from polar.testing import ScriptedEngine
+
+DOWN = EngineUnavailable("down")
+
+
+class Probed(ScriptedEngine):
+    """An engine that answers `info` once it is `up`."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__([])
+        self.url = url
+        self.up = False
+        self.asked = 0
+
+    async def info(self) -> EngineInfo:
+        self.asked += 1
+        if not self.up:
+            raise DOWN
+        return EngineInfo(("m",))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pool_of(count: int) -> tuple[EnginePool, list[Probed], Clock]:
+    engines = [Probed(f"http://e{number}") for number in range(count)]
+    clock = Clock()
+    return EnginePool(engines, clock=clock), engines, clock
+
+
+def test_a_pool_without_engines_is_a_wrong_setting() -> None:
+    with pytest.raises(ConfigError):
+        EnginePool([])
+
+
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=40, unique=True), st.integers(1, 5))
+def test_sessions_stay_and_load_is_even(sessions: list[str], count: int) -> None:
+    pool, engines, _ = pool_of(count)
+    first = {session: pool.pick(session) for session in sessions}
+    assert all(pool.pick(session) is first[session] for session in reversed(sessions))
+    loads = [sum(engine is chosen for chosen in first.values()) for engine in engines]
+    assert max(loads) - min(loads) <= 1
+
+
+async def test_a_dead_engine_is_left_for_good_by_its_sessions() -> None:
+    pool, engines, _ = pool_of(2)
+    home = pool.pick("s")
+    pool.failed(home, DOWN)
+    other = pool.pick("s", avoid=[home])
+    assert other is not home
+    assert pool.pick("s") is other
+    pool.succeeded(home)
+    assert pool.pick("s") is other
+    assert [entry["alive"] for entry in pool.health()] == [True, True]
+    assert len(engines) == 2
+
+
+async def test_a_dead_engine_gets_no_new_sessions_and_comes_back_after_a_probe() -> None:
+    pool, engines, clock = pool_of(2)
+    pool.failed(engines[0], DOWN)
+    assert {pool.pick(f"s{number}") for number in range(6)} == {engines[1]}
+    assert engines[0].asked == 0
+    clock.now = FIRST_BACKOFF_S + 0.1
+    pool.pick("t")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert engines[0].asked == 1
+    assert pool.health()[0]["failures"] == 2
+    clock.now = 60.0
+    engines[0].up = True
+    pool.pick("t")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert pool.health()[0]["alive"]
+    assert pool.pick("new") is engines[0]
+    await pool.aclose()
+
+
+async def test_if_all_are_dead_the_sessions_own_one_is_tried() -> None:
+    pool, engines, _ = pool_of(2)
+    home = pool.pick("s")
+    for engine in engines:
+        pool.failed(engine, DOWN)
+    assert pool.pick("s") is home
+    await pool.aclose()
+
+
+def test_when_every_engine_was_tried_the_call_fails_with_their_reasons() -> None:
+    pool, engines, _ = pool_of(1)
+    pool.failed(engines[0], DOWN)
+    with pytest.raises(EngineUnavailable, match="down"):
+        pool.pick("s", avoid=engines)
+
+
+def test_a_released_session_frees_its_place() -> None:
+    pool, _, _ = pool_of(2)
+    first = pool.pick("a")
+    pool.pick("b")
+    pool.release("a")
+    assert pool.pick("c") is first
+
+
+def test_each_engine_has_its_own_policy_version() -> None:
+    pool, engines, _ = pool_of(2)
+    pool.set_policy_version(engines[1], "7")
+    assert [pool.policy_version(engine) for engine in engines] == [None, "7"]
+    assert [entry["policy_version"] for entry in pool.health()] == [None, "7"]
+
+
+def test_a_pool_has_a_length_and_lists_its_engines() -> None:
+    pool, engines, _ = pool_of(3)
+    assert len(pool) == 3
+    listed: list[Engine] = pool.engines
+    assert listed == engines
