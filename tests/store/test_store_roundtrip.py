@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -131,3 +132,33 @@ async def test_edits_in_the_middle_of_a_long_history_cost_little(tmp_path: Path)
     await check(store, chain, [19, 4])
     await store.aclose()
     assert path.stat().st_size < 400_000  # the ids alone of 20 prompts, each in full: over 1 MB
+
+
+async def test_b93_no_ids_are_not_an_empty_prompt(place: str) -> None:
+    """Half a record stays half a record: missing is never read back as empty, nor empty as missing."""
+    first, second = agent_session(turns=2, total=400)
+    empty = np.empty(0, dtype=np.int32)
+    halves = [replace(first, prompt_ids=None), replace(second, prompt_ids=empty, sampled_ids=None, logprobs=None)]
+    store = open_store(place)
+    await store.create_session(session())
+    await store.append(halves)
+    await store.aclose()
+    store = open_store(place)
+    await check(store, halves, [1, 0])
+    found = await store.completion("s", 1)
+    assert found is not None
+    assert found.prompt_ids is not None
+    assert found.sampled_ids is None
+    await store.aclose()
+
+
+async def test_b95_missing_and_infinite_logprobs_are_kept_as_bits(place: str) -> None:
+    odd = np.array([np.nan, -np.inf, -9999.0, -0.0, -1e-45], dtype=np.float32)
+    given_one = replace(agent_session(turns=1, total=300)[0], logprobs=odd, sampled_ids=np.arange(5, dtype=np.int32))
+    store = open_store(place)
+    await store.create_session(session())
+    await store.append([given_one])
+    await store.aclose()
+    store = open_store(place)
+    await check(store, [given_one], [0])
+    await store.aclose()
