@@ -239,7 +239,7 @@ class ScriptedEngine(Engine):
     async def chat(self, request: MessagesRequest) -> list[Generation]:
         body = chat_body(request)
         tools = body.get("tools") if request.tool_choice.mode != "none" else None
-        prompt = self.template.render(normalise_messages(body["messages"]), tools, **(body.get("chat_template_kwargs") or {}))
+        prompt = self.template.render(normalise_messages(_images_as_text(body["messages"])), tools, **(body.get("chat_template_kwargs") or {}))
         prompt_ids = self.tokenizer.encode(prompt)
         params = self._params(len(prompt_ids), request.sampling, (), request.top_logprobs)
         outputs = await self._outputs(Job(prompt_ids, params, "messages", body), request.n)
@@ -295,6 +295,17 @@ class ScriptedEngine(Engine):
             policy_version=self.policy_version,
             top=[list(top) for top in output.top] if any(output.top) else None,
         )
+
+
+def _images_as_text(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """The messages with `<image>` for each image, as if the model saw it: the templates here know text only."""
+    seen: list[JsonObject] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [part if "text" in part else {"type": "text", "text": "<image>"} for part in content]
+        seen.append({**message, "content": content})
+    return seen
 
 
 def _as_call_error(error: Exception) -> Exception:
