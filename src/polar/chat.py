@@ -286,6 +286,20 @@ def deltas(answer: Answer, choice: int = 0) -> Iterator[ChatDelta]:
     yield FinishDelta(answer.finish, answer.usage, answer.stop_sequence, choice)
 
 
+def merged(stream: Iterable[ChatDelta]) -> list[ChatDelta]:
+    """The same deltas with neighbouring pieces of one text or one thinking joined."""
+    joined: list[ChatDelta] = []
+    for delta in stream:
+        last = joined[-1] if joined else None
+        if isinstance(delta, TextDelta) and isinstance(last, TextDelta) and last.choice == delta.choice:
+            joined[-1] = TextDelta(last.text + delta.text, delta.choice)
+        elif isinstance(delta, ThinkingDelta) and isinstance(last, ThinkingDelta) and last.choice == delta.choice:
+            joined[-1] = ThinkingDelta(last.text + delta.text, delta.choice)
+        else:
+            joined.append(delta)
+    return joined
+
+
 def join_parts(parts: Iterable[Part], separator: str = "\n") -> Content:
     """Folds parts into a content: one `str` if all is text, else a tuple with neighbouring texts joined."""
     folded: list[Part] = []

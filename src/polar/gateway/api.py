@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from polar.chat import ChatRequest, JsonObject
+from polar.chat import ChatRequest, JsonObject, merged
 from polar.dialects import Dialect, Encoder, Operation, Reply, Route, registered, replay
 from polar.errors import CallError, NotFound
 from polar.gateway.body import ClientLeft, decompress, parse_json, read_body
@@ -251,11 +251,11 @@ class ModelApi:
         await reply.finish_stream(early + late)
 
     async def _send_live(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
-        """Deltas as they are sampled; the finish comes out of `watch` only once the completion is durable."""
+        """Deltas as they are sampled, all that have come at a time; the finish is among them only once the completion is durable."""
         config = self._context.config
-        stream = call.watch()
         encoder: Encoder | None = None
-        upcoming = asyncio.ensure_future(anext(stream))
+        seen = 0
+        upcoming = asyncio.ensure_future(call.more(seen))
         try:
             while True:
                 await reply.wait(upcoming, config.first_ping_s if encoder is None else config.ping_s)
@@ -269,18 +269,19 @@ class ModelApi:
                 if not upcoming.done():
                     await reply.send(encoder.ping())
                     continue
-                if isinstance(failure, StopAsyncIteration):
-                    await reply.finish_stream(encoder.end())
-                    return
                 if failure is not None:
                     await reply.finish_stream(encoder.error(as_call_error(failure)))
                     return
-                await reply.send(encoder.feed(upcoming.result()))
-                upcoming = asyncio.ensure_future(anext(stream))
+                fresh = upcoming.result()
+                if not fresh:
+                    await reply.finish_stream(encoder.end())
+                    return
+                seen += len(fresh)
+                await reply.send(b"".join(map(encoder.feed, merged(fresh))))
+                upcoming = asyncio.ensure_future(call.more(seen))
         finally:
             upcoming.cancel()
             await asyncio.gather(upcoming, return_exceptions=True)
-            await stream.aclose()
 
 
 class Responder:

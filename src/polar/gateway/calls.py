@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -62,7 +62,7 @@ class Incoming:
 
 
 class Call:
-    """A running or finished call. `answers()` is its result; `watch()` yields its deltas as they come."""
+    """A running or finished call. `answers()` is its result; `more()` gives its deltas as they come."""
 
     def __init__(self, context: Context, state: SessionState, served: Served, incoming: Incoming) -> None:
         self._context = context
@@ -92,20 +92,14 @@ class Call:
         await asyncio.wait([self._task])
         return self._outcome()
 
-    async def watch(self) -> AsyncGenerator[ChatDelta, None]:
-        """All deltas from the first on, as they come; ends after the last `FinishDelta` or raises the call's error."""
-        seen = 0
-        while True:
-            while seen < len(self._deltas):
-                yield self._deltas[seen]
-                seen += 1
-            if self._task.done():
-                if seen == len(self._deltas):
-                    self._outcome()
-                    return
-                continue
+    async def more(self, seen: int) -> list[ChatDelta]:
+        """All deltas after the first `seen`, as soon as there are any; none once the call has ended well. Raises its error if not."""
+        while seen == len(self._deltas) and not self._task.done():
             self._changed.clear()
             await self._changed.wait()
+        if seen == len(self._deltas):
+            self._outcome()
+        return self._deltas[seen:]
 
     def adopt(self) -> bool:
         """Takes over a call whose client has left; False if it has one, or is past its grace."""

@@ -121,6 +121,6 @@ async def run_until_signal(
 async def _without_parent(stop: asyncio.Event) -> None:
     """Ends a worker whose supervisor was killed: nobody else would."""
     parent = os.getppid()
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 - a parent that dies sets no event
         await asyncio.sleep(1.0)
     stop.set()
