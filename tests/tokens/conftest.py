@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from session import SECRET, Session
 
 from polar.testing.tokenizer import WordTokenizer
 from polar.tokens.path import TokenPath
 from polar.tokens.tokenizer import Tokenizer, load_tokenizer
+from tokens.session import SECRET, Session
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import answers, echoes, news, split_ids
-from session import TOOLS, Session, call_text, echo, made, result, system, user
 
 from polar.chat import Image, Message, Text, Thinking
 from polar.records import Break, Cause
@@ -15,6 +13,8 @@ from polar.tokens.drift import first_difference
 from polar.tokens.path import IMAGE_PLACEHOLDER, TokenPath
 from polar.tokens.plan import Plan
 from polar.tokens.tokenizer import Tokenizer
+from tokens.samples import answers, echoes, news, split_ids
+from tokens.session import TOOLS, Session, call_text, echo, made, result, system, user
 
 lawful = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from samples import arguments, full_texts, odd_json, texts
 
 from polar.chat import Image, Message, Text, Thinking, Tool, ToolCall
 from polar.tokens.fingerprint import canonical_json, message_digest, thinking_hash, tools_part
+from tokens.samples import arguments, full_texts, odd_json, texts
 
 
 @given(arguments.flatmap(lambda value: odd_json(value).map(lambda text: (value, text))))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
-from session import BASH, SECRET, TOOLS, Session, call_text, echo, result, system, user
-
 from polar.chat import Message, Thinking, ToolCall
 from polar.records import Cause, Head
 from polar.testing.tokenizer import WordTokenizer
 from polar.tokens import pointers
 from polar.tokens.history import History, root_cause
 from polar.tokens.path import TokenPath
+from tokens.session import BASH, SECRET, TOOLS, Session, call_text, echo, result, system, user
 
 CALL = "doing it " + call_text("bash", '{"command": "ls"}') + "<|im_end|>"
 

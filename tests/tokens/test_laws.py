@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import answers, echoes, news, split_ids, texts
-from session import BASH, TOOLS, Session, system, user
 
 from polar.chat import Message
 from polar.records import Cause
 from polar.tokens.path import TokenPath
 from polar.tokens.tokenizer import Tokenizer
+from tokens.samples import answers, echoes, news, split_ids, texts
+from tokens.session import BASH, TOOLS, Session, system, user
 
 lawful = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 seeds = st.integers(0, 2**32)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import answers, split_ids
-from session import TOOLS, Session, user
-from test_laws import BAD_BLOCKS
 
 from polar.chat import Answer, ChatDelta, FinishDelta, Message, Sampling, TextDelta, ThinkingDelta, ToolCallDelta, deltas
 from polar.tokens.path import TokenPath
+from tokens.samples import answers, split_ids
+from tokens.session import TOOLS, Session, user
+from tokens.test_laws import BAD_BLOCKS
 
 lawful = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

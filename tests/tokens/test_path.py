@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import odd_json, texts
-from session import TOOLS, Session, call_text, echo, result, system, user
 
 from polar.chat import Image, Message, Role, Text, Thinking, ToolCall
 from polar.errors import ConfigError, ContextOverflow, InvalidRequest
 from polar.testing.tokenizer import WordTokenizer
 from polar.tokens.path import TokenPath
 from polar.tokens.tokenizer import Tokenizer
+from tokens.samples import odd_json, texts
+from tokens.session import TOOLS, Session, call_text, echo, result, system, user
 
 lawful = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

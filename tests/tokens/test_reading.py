@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from session import TOOLS, Session, call_text, made, user
 
 from polar.chat import Answer, Message, ToolCall
 from polar.engines.base import EngineFinish
 from polar.tokens import pointers
 from polar.tokens.path import TokenPath
 from polar.tokens.reading import LOGPROB_FLOOR, sampled_arguments
+from tokens.session import TOOLS, Session, call_text, made, user
 
 
 def read(session: Session, text: str, finish: EngineFinish = "stop", stop: str | int | None = None) -> Answer:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session import TOOLS
 
 from polar.chat import ChatRequest, Message, Thinking, ToolCall
 from polar.errors import ConfigError, InvalidRequest
 from polar.tokens.path import TokenPath
 from polar.tokens.rendering import Rendering, to_renderer
 from polar.tokens.tokenizer import Tokenizer
+from tokens.session import TOOLS
 
 WORDS = [
     "alpha",

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import split_ids
-from session import TOOLS, Session, call_text, echo, result, system, user
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
@@ -19,6 +17,8 @@ from polar.records import Cause
 from polar.testing.tokenizer import WordTokenizer
 from polar.tokens.path import TokenPath
 from polar.tokens.tokenizer import Tokenizer, load_tokenizer
+from tokens.samples import split_ids
+from tokens.session import TOOLS, Session, call_text, echo, result, system, user
 
 CALL = call_text("bash", '{"command": "ls"}') + "<|im_end|>"
 
