@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,6 +21,13 @@ THINKING = "<think>\nLet me see.\n</think>\n\n"
 def call_text(arguments: str = '{"command": "ls"}', name: str = "bash") -> str:
     """A tool call as Qwen3 samples one."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+async def until(happened: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Waits for what has no event of its own."""
+    async with asyncio.timeout(timeout_s):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ async def test_b104_every_turn_of_a_tool_loop_extends_the_one_before(gateway: Op
         made = await gw.completions(session)
         assert [one.parent for one in made] == [None, 0, 1, 2]
         assert [one.broken for one in made] == [None] * 4
-        assert all(extends(later, earlier) for earlier, later in zip(made, made[1:], strict=False))
+        assert all(extends(later, earlier) for earlier, later in pairwise(made))
 
 
 @every_player
