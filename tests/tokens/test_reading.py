@@ -169,6 +169,28 @@ def test_qwen35_reads_and_bridges(qwen3_path: TokenPath) -> None:
     assert bad.answer.message.text == "<tool_call>\nno function\n</tool_call>"
 
 
+def test_a_format_without_marks_of_its_own_keeps_what_it_cannot_read(qwen3_path: TokenPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polar.tokens.rendering._TAGGED", frozenset())
+    session = Session(TokenPath(qwen3_path.tokenizer, model="m", renderer="qwen3", mode="tokens"))
+    text = call_text("bash", "{}") + "\n<tool_call>\noops\n</tool_call>"
+    plan = session.ask(user("u"), tools=TOOLS)
+    reading = session.answer(plan, f"<think>\nhm\n</think>\n\n{text}<|im_end|>")
+    assert (reading.message.reasoning, reading.message.text.strip()) == ("hm", text)
+    assert reading.tags == {"tool_call_malformed"}
+    good = session.answer(plan, "<think>hm</think>ok" + call_text("bash", '{"a":  1}') + "<|im_end|>")
+    assert (good.message.text, good.message.tool_calls[0].arguments) == ("ok", '{"a":  1}')
+    assert session.answer(plan, "<think>open", finish="length").tags == {"thinking_open"}
+
+
+@pytest.mark.parametrize("renderer", ["prime-qwen3", "qwen3.5"])
+def test_text_beside_calls_is_kept_in_the_xml_form_too(qwen3_path: TokenPath, renderer: str) -> None:
+    session = Session(TokenPath(qwen3_path.tokenizer, model="m", renderer=renderer, mode="tokens"))
+    block = "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+    answer = read(session, f"</think>one\n{block}\ntwo\n{block} three<|im_end|>")
+    assert answer.message.text.removeprefix("</think>") == "one\ntwo\nthree"
+    assert len(answer.message.tool_calls) == 2
+
+
 def test_another_format_keeps_what_it_cannot_read(words_path: TokenPath) -> None:
     """The word tokenizer has the marks, so the real Qwen3 renderer runs on it."""
     session = Session(words_path)

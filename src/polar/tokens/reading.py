@@ -265,7 +265,8 @@ def _parse_generic(
     stop_string: str | None,
     calls_allowed: bool,
 ) -> Parsed:
-    """Formats without single-token marks: the library's own reading, with the raw text kept where it cannot read a call."""
+    """Formats without single-token marks: the library's own reading, with the raw text kept where it cannot read a call. Text between
+    calls is left to the library here: what is markup there and what is text only it knows."""
     stop = next((place for place, one in enumerate(ids) if one in rendering.stop_token_ids), len(ids))
     parsed = rendering.parse(ids, tools, prompt)
     thinking = parsed.reasoning_content or ""

@@ -29,7 +29,7 @@ _TAIL_ONLY = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 that."""
 _SEPARABLE = frozenset({"qwen3"})
 """Renderers that encode the system and tools block by itself, whatever follows: its ids are kept across sessions."""
-_TAGGED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
+_TAGGED = frozenset({"qwen3", "prime-qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"})
 """Renderers of answers marked by single tokens `<think> </think> <tool_call> </tool_call>`: these can be read as they stream."""
 _KNOWN_TEMPLATES = {"87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5": "qwen3"}
 _HEADS_KEPT = 256
