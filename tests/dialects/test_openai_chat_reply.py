@@ -280,3 +280,13 @@ def test_an_error_in_a_stream_is_an_event() -> None:
     data = CHAT.encoder(reply_to(parse())).error(EngineUnavailable("gone"))
     assert data.startswith(b"data: ")
     assert orjson.loads(data.removeprefix(b"data: "))["error"]["message"] == "gone"
+
+
+@pytest.mark.parametrize("arguments", ['{"path": 1}', '{"input": "x", "more": 1}', '{"input": 5}', '{"input": "\\ud800"}', "no json"])
+def test_a_freeform_call_with_other_arguments_comes_back_as_it_was_sampled(arguments: str) -> None:
+    request = parse(tools=[{"type": "custom", "custom": {"name": "patch"}}])
+    called = Answer(Message("assistant", "", tool_calls=(ToolCall("", "patch", arguments),)), "tool_calls")
+    message = CHAT.complete(reply_to(request), [called])["choices"][0]["message"]
+    assert message["tool_calls"][0]["custom"]["input"] == arguments
+    (echoed,) = history(message)[0].tool_calls
+    assert (echoed.id, echoed.arguments) == (f"call_raw_{REF}00", arguments)

@@ -28,6 +28,7 @@ from polar.chat import (
     Usage,
 )
 from polar.dialects.base import Encoder, Reply, sse
+from polar.dialects.openai_chat.request import RAW_CALL
 from polar.errors import CallError, ContextOverflow
 
 
@@ -170,7 +171,8 @@ def call_id(reply: Reply, number: int) -> str:
 
 
 def call_item(request: ChatRequest, item_id: str, call: ToolCall) -> JsonObject:
-    """A call as the caller declared its tool. A freeform call whose arguments are not `{"input": string}` keeps them as its input."""
+    """A call as the caller declared its tool. A freeform call whose arguments are not `{"input": string}` keeps them as its input, and
+    its id says so (`RAW_CALL`): its echo reads back as what was sampled."""
     tool = request.tool(call.name)
     if tool is None or tool.kind != "custom":
         return {"id": item_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -178,8 +180,10 @@ def call_item(request: ChatRequest, item_id: str, call: ToolCall) -> JsonObject:
         value = orjson.loads(call.arguments)
     except orjson.JSONDecodeError:
         value = None
-    text = value.get("input") if isinstance(value, dict) else None
-    return {"id": item_id, "type": "custom", "custom": {"name": call.name, "input": text if isinstance(text, str) else call.arguments}}
+    if isinstance(value, dict) and value.keys() == {"input"} and isinstance(value["input"], str):
+        return {"id": item_id, "type": "custom", "custom": {"name": call.name, "input": value["input"]}}
+    raw_id = RAW_CALL + item_id.removeprefix("call_")
+    return {"id": raw_id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
 
 
 def finish_reason(finish: FinishReason, called: bool, legacy: bool) -> str:

@@ -39,6 +39,9 @@ from polar.dialects.base import as_list, as_object, as_str, bad, json_text, opti
 CUSTOM_PARAMETERS: JsonObject = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """What the model sees of a freeform (`custom`) tool: one string."""
 
+RAW_CALL = "call_raw_"
+"""How the id of a freeform call begins whose arguments are no `{"input": string}`: its input is the arguments as they were sampled."""
+
 _REASONING_KEYS = ("reasoning_content", "reasoning", "reasoning_text")
 
 
@@ -138,7 +141,8 @@ def _call(call_id: str, value: JsonObject, key: str, param: str) -> ToolCall:
     name = as_str(value.get("name"), f"{param}.name")
     payload = value.get(key)
     if key == "input":
-        return ToolCall(call_id, name, json_text({"input": as_str(payload, f"{param}.input")}))
+        text = as_str(payload, f"{param}.input")
+        return ToolCall(call_id, name, text if call_id.startswith(RAW_CALL) else json_text({"input": text}))
     if payload is None:
         return ToolCall(call_id, name, "{}")
     if isinstance(payload, dict):
@@ -330,8 +334,8 @@ def _stop(value: Any) -> tuple[str, ...]:
 
 
 def _logit_bias(body: JsonObject) -> Mapping[str, float] | None:
-    bias = _object(body, "logit_bias")
-    values = {token: optional_float(bias, token, minimum=-100, maximum=100) for token in bias}
+    bias = {f"logit_bias.{token}": value for token, value in _object(body, "logit_bias").items()}
+    values = {name.removeprefix("logit_bias."): optional_float(bias, name, minimum=-100, maximum=100) for name in bias}
     return {token: value for token, value in values.items() if value is not None} or None
 
 
