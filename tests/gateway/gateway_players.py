@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from polar.testing.asgi import Answer, AsgiClient
+from polar.testing.asgi import Answer, AsgiClient, Exchange
 
 JsonObject = dict[str, Any]
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
@@ -84,6 +84,10 @@ class Player(ABC):
 
     async def send(self, client: AsgiClient, stream: bool = False, **how: Any) -> Answer:
         return await client.post(self.path(stream), self.body(stream), **how)
+
+    def start(self, client: AsgiClient, stream: bool = False) -> Exchange:
+        """Sends without waiting for the answer."""
+        return client.start("POST", self.path(stream), self.body(stream))
 
     async def turn(self, client: AsgiClient, stream: bool = False) -> Turn:
         answer = await self.send(client, stream)

@@ -36,6 +36,42 @@ class Answer:
         return found
 
 
+class Exchange:
+    """A request under way. `answer` fills as the app writes; `leave` drops the connection; `await finished()` is its end."""
+
+    def __init__(self, app: Callable[..., Any], scope: dict[str, Any], body: bytes) -> None:
+        self.answer = Answer()
+        self._gone = asyncio.Event()
+        self._body: bytes | None = body
+        self._task: asyncio.Future[None] = asyncio.ensure_future(app(scope, self._receive, self._send))
+        self._task.add_done_callback(lambda _: self._gone.set())
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def finished(self) -> Answer:
+        await self._task
+        return self.answer
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        if event["type"] == "http.response.start":
+            self.answer.status = event["status"]
+            self.answer.headers = {name.decode().lower(): value.decode() for name, value in event["headers"]}
+        elif event.get("body"):
+            self.answer.chunks.append(event["body"])
+
+
 class AsgiClient:
     """`await client.post(path, body)` on an app. `leave_after_s` drops the connection while the answer is still due."""
 
@@ -43,9 +79,8 @@ class AsgiClient:
         self.app = app
         self.headers = dict(headers or {})
 
-    async def request(
-        self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None, *, leave_after_s: float | None = None
-    ) -> Answer:
+    def start(self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Exchange:
+        """Sends a request without waiting for its answer."""
         split = urlsplit(url)
         raw = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
         sent = {"content-type": "application/json", **self.headers, **(headers or {})}
@@ -62,33 +97,15 @@ class AsgiClient:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 1),
         }
-        answer = Answer()
-        given = False
-        finished = asyncio.Event()
+        return Exchange(self.app, scope, raw)
 
-        async def receive() -> dict[str, Any]:
-            nonlocal given
-            if not given:
-                given = True
-                return {"type": "http.request", "body": raw, "more_body": False}
-            if leave_after_s is None:
-                await finished.wait()
-            else:
-                await asyncio.sleep(leave_after_s)
-            return {"type": "http.disconnect"}
-
-        async def send(event: dict[str, Any]) -> None:
-            if event["type"] == "http.response.start":
-                answer.status = event["status"]
-                answer.headers = {name.decode().lower(): value.decode() for name, value in event["headers"]}
-            elif event.get("body"):
-                answer.chunks.append(event["body"])
-
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            finished.set()
-        return answer
+    async def request(
+        self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None, *, leave_after_s: float | None = None
+    ) -> Answer:
+        exchange = self.start(method, url, body, headers)
+        if leave_after_s is not None:
+            asyncio.get_running_loop().call_later(leave_after_s, exchange.leave)
+        return await exchange.finished()
 
     async def post(self, url: str, body: Any, headers: Mapping[str, str] | None = None, *, leave_after_s: float | None = None) -> Answer:
         return await self.request("POST", url, body, headers, leave_after_s=leave_after_s)

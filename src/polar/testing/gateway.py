@@ -14,7 +14,7 @@ from polar.gateway.gateway import Gateway
 from polar.gateway.served import Served
 from polar.records import Completion, Session
 from polar.store.base import Store
-from polar.testing.asgi import Answer, AsgiClient
+from polar.testing.asgi import AsgiClient, Exchange
 from polar.testing.engine import Script, ScriptedEngine
 from polar.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -38,10 +38,8 @@ class SessionClient(AsgiClient):
         super().__init__(app)
         self.key = key
 
-    async def request(
-        self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None, *, leave_after_s: float | None = None
-    ) -> Answer:
-        return await super().request(method, f"/s/{self.key}{url}", body, headers, leave_after_s=leave_after_s)
+    def start(self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Exchange:
+        return super().start(method, f"/s/{self.key}{url}", body, headers)
 
 
 @dataclass(slots=True)
