@@ -312,11 +312,14 @@ class Call:
     ) -> None:
         """Keeps what an unfinished generation had sampled; its tokens go to the ledger, never to a row."""
         why = str(self._cancelled if isinstance(error, asyncio.CancelledError) else error)
-        empty = Reading(
-            answer=Answer(Message("assistant"), "stop"), message=Message("assistant"), turn=b"", loose=b"", tags=frozenset({"aborted"})
-        )
-        completion = self._completion(plan, sampled, generation, empty, choice, version)
+        if generation.token_ids is not None and len(generation.token_ids):
+            # what the client has seen of it may come back in a history: then the cause is a retry
+            reading = self._served.path.read(plan, generation, pointers.mint(self._state.record.secret, self.number + choice))
+        else:
+            reading = Reading(Answer(Message("assistant"), "stop"), Message("assistant"), turn=b"", loose=b"", tags=frozenset())
+        completion = self._completion(plan, sampled, generation, reading, choice, version)
         completion.status = "aborted"
+        completion.tags |= {"aborted"}
         completion.untrainable = f"aborted: {why}"
         try:
             await asyncio.shield(self._commit([completion]))
