@@ -9,6 +9,7 @@ from polar.engine.server import Server
 from polar.engine.text import load_text
 
 log = logging.getLogger("polar.engine")
+SMALL_BYTES = 64 << 20
 
 
 def build(
@@ -26,9 +27,10 @@ def build(
     from polar.engine.models import resolve
     from polar.engine.worker import TransformersBackend
 
+    directory = resolve(model)
+    threads = threads or _threads(directory)
     if threads is not None:
         torch.set_num_threads(threads)
-    directory = resolve(model)
     tokenizer, template = load_text(directory)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     backend = TransformersBackend(
@@ -40,6 +42,13 @@ def build(
         max_sequences=max_sequences,
     )
     return Server(backend, tokenizer, template)
+
+
+def _threads(directory: Path) -> int | None:
+    """One thread for a model that is small: its operations are over before a second thread has woken, and on a busy machine
+    waiting for that one costs ten times more than it brings (measured: 12 against 173 tokens a second). `None`: as torch likes."""
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    return 1 if size < SMALL_BYTES else None
 
 
 def serve(
