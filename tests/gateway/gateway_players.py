@@ -50,7 +50,7 @@ class Player(ABC):
     name: ClassVar[str]
     stops: ClassVar[dict[str, str]]
     """This dialect's words for `stop`, `length`, `tool_calls`."""
-    ping: ClassVar[bytes]
+    ping: ClassVar[bytes] = b": ping\n\n"
     count_path: ClassVar[str | None] = None
     terminal: ClassVar[tuple[bytes, ...]]
     """What only a finished answer's stream or body holds."""
@@ -82,6 +82,9 @@ class Player(ABC):
     def error(self, answer: Answer) -> tuple[str, str]:
         """(type or status word, message) of an error body, which must have the provider's shape."""
 
+    def pings(self, answer: Answer) -> int:
+        return answer.body.count(self.ping)
+
     async def send(self, client: AsgiClient, stream: bool = False, **how: Any) -> Answer:
         return await client.post(self.path(stream), self.body(stream), **how)
 
@@ -98,7 +101,7 @@ class Player(ABC):
 class Anthropic(Player):
     name = "anthropic"
     stops: ClassVar = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-    ping = b"event: ping"
+    ping = b"event: ping\n"
     count_path = "/v1/messages/count_tokens"
     terminal = (b"message_stop", b'stop_reason":"', b'"text":"')
 
@@ -172,7 +175,6 @@ class Anthropic(Player):
 class Chat(Player):
     name = "openai_chat"
     stops: ClassVar = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
-    ping = b": "
     terminal = (b"[DONE]", b'finish_reason":"')
 
     def path(self, stream: bool) -> str:
@@ -237,7 +239,6 @@ class Chat(Player):
 class Responses(Player):
     name = "openai_responses"
     stops: ClassVar = {"stop": "completed", "length": "incomplete", "tool_calls": "completed"}
-    ping = b": "
     count_path = "/v1/responses/input_tokens"
     terminal = (b"response.completed", b'"output_text"', b"response.incomplete")
 
@@ -283,8 +284,8 @@ class Responses(Player):
 
 class Google(Player):
     name = "google"
+    ping = b"\n"
     stops: ClassVar = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
-    ping = b": "
     count_path = "/v1beta/models/m:countTokens"
     terminal = (b"finishReason",)
 
@@ -312,6 +313,9 @@ class Google(Player):
         ]
         self.history.append({"role": "user", "parts": parts})
         return self
+
+    def pings(self, answer: Answer) -> int:
+        return len(answer.body) - len(answer.body.lstrip(self.ping))
 
     def read(self, answer: Answer, stream: bool) -> Turn:
         chunks = answer.events() if stream else [answer.json()]

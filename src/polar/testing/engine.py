@@ -239,7 +239,9 @@ class ScriptedEngine(Engine):
     async def chat(self, request: MessagesRequest) -> list[Generation]:
         body = chat_body(request)
         tools = body.get("tools") if request.tool_choice.mode != "none" else None
-        prompt = self.template.render(normalise_messages(_images_as_text(body["messages"])), tools, **(body.get("chat_template_kwargs") or {}))
+        prompt = self.template.render(
+            normalise_messages(_images_as_text(body["messages"])), tools, **(body.get("chat_template_kwargs") or {})
+        )
         prompt_ids = self.tokenizer.encode(prompt)
         params = self._params(len(prompt_ids), request.sampling, (), request.top_logprobs)
         outputs = await self._outputs(Job(prompt_ids, params, "messages", body), request.n)

@@ -130,6 +130,11 @@ class _GoogleEncoder(Encoder):
         self._held[choice] = part
         return b"" if held is None else self._send(self._candidates.candidate(choice, [held]))
 
+    def _released(self) -> bytes:
+        """What was held, where no finish will come: text that was sampled is shown even if an error follows it."""
+        held, self._held = self._held, {}
+        return b"".join(self._send(self._candidates.candidate(choice, [part])) for choice, part in held.items())
+
     def _send(self, candidate: JsonObject) -> bytes:
         return self._frame(_dumps(self._candidates.response([candidate])))
 
@@ -150,7 +155,7 @@ class SseEncoder(_GoogleEncoder):
         return b"\n"
 
     def error(self, error: CallError) -> bytes:
-        return _dumps(error_body(error)) + b"\n\n"
+        return self._released() + _dumps(error_body(error)) + b"\n\n"
 
     def _frame(self, data: bytes) -> bytes:
         return b"data: " + data + b"\n\n"
@@ -175,7 +180,7 @@ class ArrayEncoder(_GoogleEncoder):
         return b"\n"
 
     def error(self, error: CallError) -> bytes:
-        return self._frame(_dumps(error_body(error))) + b"]"
+        return self._released() + self._frame(_dumps(error_body(error))) + b"]"
 
     def _frame(self, data: bytes) -> bytes:
         separator, self._separator = self._separator, b",\r\n"
