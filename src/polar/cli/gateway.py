@@ -33,17 +33,17 @@ def gateway(
     renderer: Annotated[str | None, typer.Option(help="Renderer, where the model's name is not known.")] = None,
     mode: Annotated[str, typer.Option(help="auto, tokens or messages.")] = "auto",
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; the other options override it.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address of the model API. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the model API; the control API takes the next. [default: 8100]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the model API. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the model API; the control API takes the next. Default: 8100.")] = None,
     store: Annotated[str | None, typer.Option(help="Path of the SQLite file, or a database URL.")] = None,
-    stream: Annotated[str | None, typer.Option(help="replay (for rollouts) or live (for people). [default: replay]")] = None,
+    stream: Annotated[str | None, typer.Option(help="replay (for rollouts) or live (for people). Default: replay.")] = None,
     kind_of_session: Annotated[
         str, typer.Option("--session", help="The ready session: train (sampling forced), eval (the harness's own) or none.")
     ] = "train",
     max_turns: Annotated[int | None, typer.Option(help="Model calls per session.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Sampled tokens per session.")] = None,
     check: Annotated[bool, typer.Option(help="Check the engine at start.")] = True,
-    workers: Annotated[int | None, typer.Option(help="Processes; each session lives in one of them. [default: 1]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; each session lives in one of them. Default: 1.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     worker: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:

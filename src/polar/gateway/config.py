@@ -22,10 +22,13 @@ class EngineConfig(_Strict):
     """One served model and the servers that serve it."""
 
     urls: list[str]
+    """Servers of this model, with or without `/v1`; a session stays with its own, a dead one is left."""
     kind: Literal["vllm", "sglang", "openai"] = "vllm"
+    """Which wire the servers speak; `polar engine` speaks vLLM's."""
     model: str | None = None
     """The name at the engine; `None`: the first one that it serves."""
     api_key: str | None = None
+    """The gateway's own key at the servers, sent as a bearer token."""
     mode: Literal["auto", "tokens", "messages"] = "auto"
     """`auto`: `tokens` where a renderer fits and the engine takes ids, else `messages`."""
     tokenizer: str | None = None
@@ -33,10 +36,13 @@ class EngineConfig(_Strict):
     renderer: str | None = None
     """A name of the `renderers` library; `None`: found from the model's name and chat template."""
     thinking_retention: Literal["all", "template"] = "all"
+    """Reasoning of earlier turns stays in the prompt (`all`), or goes where the model's template drops it (breaks prefixes)."""
     bridging: bool = True
+    """False renders every prompt afresh, to measure what bridging saves."""
     text_only: bool = True
     """Whether images become an explicit placeholder, since the model cannot see."""
     timeout_s: float = 1800.0
+    """The longest wait for one answer of a server."""
     trained: bool = True
     """False: completions of this engine are recorded as untrainable (a helper model for titles, say)."""
 
@@ -45,6 +51,7 @@ class Budgets(_Strict):
     """Per-session limits; `None`: none. A call beyond one is refused by its name."""
 
     max_turns: int | None = None
+    """Model calls."""
     max_tokens: int | None = None
     """Sampled tokens."""
     max_seconds: float | None = None
@@ -65,33 +72,43 @@ class TrainSampling(_Strict):
 
 class GatewayConfig(_Strict):
     engines: dict[str, EngineConfig]
+    """The served models by a name of your choice."""
     default_engine: str | None = None
     """`None`: the first of `engines`."""
     models: dict[str, str] = Field(default_factory=dict)
     """Requested model name (or a pattern with `*`) to engine name; any other name goes to the default engine."""
     host: str = "127.0.0.1"
+    """Address of the model API, which sandboxes see."""
     port: int = 8100
+    """Port of the model API; 0 takes a free one."""
     admin_port: int | None = None
     """`None`: `port` + 1. Control routes exist on this listener only, and on loopback only."""
     workers: int = Field(default=1, ge=1, le=256)
     """Processes; each session lives in one of them, told by its key."""
     public_url: str | None = None
+    """What base URLs of sessions begin with, where sandboxes reach the gateway by another address."""
     store: str | None = None
     """A path or a database URL; `None`: `polar.db` in the state directory."""
     admin_token: str | None = None
     """`None`: one is generated at start."""
     stream: Literal["replay", "live"] = "replay"
+    """`replay` sends a stream when the answer is complete and on disk; `live` sends text as it is sampled."""
     first_ping_s: float = 8.0
     """How long an answer may take before the status is fixed at 200 and pings begin."""
     ping_s: float = 8.0
+    """Time between two pings."""
     grace_s: float = 3.0
     """How long a generation outlives its client, so that a byte-equal retry adopts it."""
     max_body_mb: int = 64
+    """The largest request, after decompression."""
     budgets: Budgets = Budgets()
+    """Limits of a session that sets none of its own."""
     train_sampling: TrainSampling = TrainSampling()
+    """What `train` sessions sample with; a session's `settings.sampling` goes over it."""
     check: bool = True
     """Whether engines are checked at start; without it nothing is called trainable."""
     shutdown_s: float = 30.0
+    """How long calls in flight may go on after a signal to stop."""
     log_content: bool = False
     cache_mb: int = 256
     """Memory for recent completions (the next turn's parents)."""
