@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=ASSET)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=100)
+    parser.add_argument("--evaluate", type=int, default=16, help="held-out instances of each family to play at the end")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(options.threads)
@@ -172,9 +173,9 @@ def main() -> None:
     train(model, tokenizer, harness, work, options.save_every, STAGES)
     save(model, tokenizer_folder, options.target)
     model.float()
-    for temperature in (1.0, 0.0):
+    for temperature in (1.0, 0.0) if options.evaluate else ():
         for family in FAMILIES:
-            share = evaluate(model, tokenizer, harness, family, count=24, temperature=temperature, seed=7)
+            share = evaluate(model, tokenizer, harness, family, count=options.evaluate, temperature=temperature, seed=7)
             print(f"held out, {family}, temperature {temperature}: {share:.2f}", flush=True)
 
 

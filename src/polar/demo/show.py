@@ -25,8 +25,10 @@ HEAD_CHARACTERS = 200
 
 def sessions_table(played: Sequence[tuple[Played, Walk]]) -> Table:
     """A row per session, in tokens."""
-    table = Table("task", "result", title="Sessions")
-    for name in ("turns", "prompt", "sampled", "trained", "rows", "seconds"):
+    table = Table(title="Sessions")
+    table.add_column("task", no_wrap=True, min_width=max((len(one.task.name) for one, _ in played), default=0))
+    table.add_column("result")
+    for name in ("turns", "prompt", "sampled", "trained", "rows", "s"):
         table.add_column(name, justify="right")
     for one, walk in played:
         numbers = (len(one.completions), walk.prompt, walk.sampled, walk.in_rows, len(walk.rows))
