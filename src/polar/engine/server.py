@@ -39,6 +39,9 @@ def json_response(body: Any, status: int = 200) -> Response:
 class Server:
     """One served model. `tokens_per_chunk` groups streamed tokens; `weight_version` is what a trainer last set."""
 
+    shows_forbidden_tools = True
+    """Whether tools are in the prompt at `tool_choice: none`: vLLM's default, which keeps the prompt's prefix."""
+
     def __init__(
         self,
         backend: Backend,
@@ -211,7 +214,7 @@ class Server:
 
     def _render(self, body: JsonObject) -> tuple[str, list[int]]:
         messages = normalise_messages(body.get("messages"))
-        tools = body.get("tools") if body.get("tool_choice") != "none" else None
+        tools = body.get("tools") if body.get("tool_choice") != "none" or self.shows_forbidden_tools else None
         kwargs = dict(body.get("chat_template_kwargs") or {})
         kwargs["add_generation_prompt"] = body.get("add_generation_prompt", True)
         text = self.template.render(messages, tools, **kwargs)

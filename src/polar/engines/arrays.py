@@ -16,13 +16,11 @@ _ID = "token_id:"
 
 def ids_array(values: Any) -> Ids | None:
     """int32[n]; `None` for anything but a list of integers. An empty list is a real, empty answer."""
-    if not isinstance(values, list):
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return None
     try:
         array = np.array(values, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if array.ndim != 1 or any(type(value) is not int for value in values):
+    except OverflowError:
         return None
     if len(array) and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
         return None

@@ -82,12 +82,11 @@ class VllmEngine(HttpEngine):
     async def generate(self, request: TokensRequest) -> list[Generation]:
         answer = await self.post("/v1/completions", await self._body(request))
         usage = _usage(answer)
-        generations = [self._generation(choice, usage) for choice in _choices(answer)]
-        _only_if_asked(generations, request.top_logprobs)
+        generations = [self._generation(choice, usage, bool(request.top_logprobs)) for choice in _choices(answer)]
         settle(generations, usage.get("completion_tokens"), prompt_expected=request.return_prompt_ids)
         return generations
 
-    def _generation(self, choice: JsonObject, usage: JsonObject) -> Generation:
+    def _generation(self, choice: JsonObject, usage: JsonObject, with_top: bool) -> Generation:
         ids, logprobs = _sampled(choice)
         wire = choice.get("logprobs") or {}
         tops = wire.get("top_logprobs")
@@ -100,7 +99,7 @@ class VllmEngine(HttpEngine):
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=0 if ids is None else len(ids),
             cached_tokens=_cached(usage),
-            top=[top_ids(entry) for entry in tops] if isinstance(tops, list) else None,
+            top=[top_ids(entry) for entry in tops] if with_top and isinstance(tops, list) else None,
         )
 
     async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
@@ -140,12 +139,11 @@ class VllmEngine(HttpEngine):
         answer = await self.post("/v1/chat/completions", body)
         usage = _usage(answer)
         prompt_ids = ids_array(answer.get("prompt_token_ids"))
-        generations = [self._chat_generation(choice, usage, prompt_ids) for choice in _choices(answer)]
-        _only_if_asked(generations, request.top_logprobs)
+        generations = [self._chat_generation(choice, usage, prompt_ids, bool(request.top_logprobs)) for choice in _choices(answer)]
         settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
-    def _chat_generation(self, choice: JsonObject, usage: JsonObject, prompt_ids: Ids | None) -> Generation:
+    def _chat_generation(self, choice: JsonObject, usage: JsonObject, prompt_ids: Ids | None, with_top: bool) -> Generation:
         ids = ids_array(choice.get("token_ids"))
         logprobs, tops = chat_logprobs(choice)
         wire = choice.get("message") or {}
@@ -160,7 +158,7 @@ class VllmEngine(HttpEngine):
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=(usage.get("completion_tokens") or 0) if ids is None else len(ids),
             cached_tokens=_cached(usage),
-            top=tops,
+            top=tops if with_top else None,
         )
 
     async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:
@@ -176,13 +174,6 @@ class VllmEngine(HttpEngine):
                 return None
             raise
         return ids_array(answer.get("tokens"))
-
-
-def _only_if_asked(generations: Sequence[Generation], top_logprobs: int | None) -> None:
-    """Alternatives come with every answer; they are for clients that asked."""
-    if not top_logprobs:
-        for generation in generations:
-            generation.top = None
 
 
 def _choices(answer: Any) -> list[JsonObject]:

@@ -238,7 +238,7 @@ class ScriptedEngine(Engine):
 
     async def chat(self, request: MessagesRequest) -> list[Generation]:
         body = chat_body(request)
-        tools = body.get("tools") if request.tool_choice.mode != "none" else None
+        tools = body.get("tools")
         prompt = self.template.render(
             normalise_messages(_images_as_text(body["messages"])), tools, **(body.get("chat_template_kwargs") or {})
         )
@@ -248,7 +248,7 @@ class ScriptedEngine(Engine):
         generations = []
         for output in outputs:
             generation = self._generation(prompt_ids, output)
-            parsed = parse_answer(output.text, prompt=prompt[-32:], tools=bool(tools))
+            parsed = parse_answer(output.text, prompt=prompt[-32:], tools=bool(tools) and request.tool_choice.mode != "none")
             calls = [
                 {"id": f"call_{len(self.calls)}_{at}", "function": {"name": name, "arguments": arguments}}
                 for at, (name, arguments) in enumerate(parsed.calls)

@@ -24,6 +24,8 @@ STREAM_REFUSED = ("return_token_ids", "return_prompt_token_ids", "return_meta_in
 class SglangServer(Server):
     """`/generate` (token ids in and out, streamed cumulatively as SGLang does by default) and Chat Completions."""
 
+    shows_forbidden_tools = False
+
     def _routes(self) -> list[Route]:
         kept = {"/health", "/v1/models"}
         return [
