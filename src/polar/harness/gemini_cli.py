@@ -8,6 +8,7 @@ first chunk ends the run without a retry.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from polar.harness.base import (
@@ -79,9 +80,9 @@ class GeminiCli(Harness):
         settings = json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}})
         return [
             *export(GOOGLE_GEMINI_BASE_URL=endpoint.root, GEMINI_API_KEY=endpoint.key),
-            'export GEMINI_CLI_SYSTEM_SETTINGS_PATH="$(mktemp)"',
-            f"printf '%s' '{settings}' > \"$GEMINI_CLI_SYSTEM_SETTINGS_PATH\"",
-            f"gemini --model {endpoint.model}",
+            'export GEMINI_CLI_HOME="$(mktemp -d)"',
+            f"mkdir \"$GEMINI_CLI_HOME/.gemini\" && printf '%s' '{settings}' > \"$GEMINI_CLI_HOME/.gemini/settings.json\"",
+            f"gemini --model {shlex.quote(endpoint.model)}",
         ]
 
     def answer(self, stdout: str) -> str | None:

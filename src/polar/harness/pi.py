@@ -7,6 +7,7 @@ JSON mode are read instead.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Pi(Harness):
         return [
             'export PI_CODING_AGENT_DIR="$(mktemp -d)"',
             f"cat > \"$PI_CODING_AGENT_DIR/models.json\" <<'POLAR'\n{models}\nPOLAR",
-            f"pi --model polar/{endpoint.model}",
+            f"pi --model {shlex.quote('polar/' + endpoint.model)}",
         ]
 
     def answer(self, stdout: str) -> str | None:

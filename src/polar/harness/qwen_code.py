@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class QwenCode(Harness):
 
     def lines(self, endpoint: Endpoint) -> list[str]:
         self.check_dialect(endpoint)
-        return [*export(**_variables(endpoint)), f"qwen --auth-type {_AUTH[endpoint.dialect]} --model {endpoint.model}"]
+        return [*export(**_variables(endpoint)), f"qwen --auth-type {_AUTH[endpoint.dialect]} --model {shlex.quote(endpoint.model)}"]
 
     def answer(self, stdout: str) -> str | None:
         text = None

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -141,9 +140,9 @@ def _git_folder(folder: Path) -> None:
 async def _judge(item: Subject, lab: Lab, mode: Mode, bridging: bool, row: Row) -> None:
     found = judge(await lab.completions(), item.harness, item.plan, mode, bridging, lab.render_new)
     row.completions, row.conversations, row.extended = found.completions, found.conversations, found.extended
-    row.breaks, row.roles = found.breaks, found.roles
+    row.broken, row.roles = found.broken, found.roles
     row.problems += found.problems
-    if mode == "tokens" and not bridging and not found.breaks:
+    if mode == "tokens" and not bridging and not found.broken:
         row.problems.append("bridging is off, but there is no break")
 
 
@@ -178,8 +177,8 @@ async def _play_without_bridging(item: Subject, lab: Lab, relay: Relay, tokenize
         for recorded in relay.requests:
             await relay.send(client, _rekeyed(recorded, lab.key, second.key), to=second.url)
         found = judge(await second.completions(), item.harness, item.plan, "tokens", False, second.render_new)
-    row.breaks_off = Counter(found.breaks)
-    if not found.breaks:
+    row.breaks_off = found.causes
+    if not found.broken:
         row.problems.append("the same run with bridging off shows no break: the check proves nothing")
     row.problems += [f"bridging off: {problem}" for problem in found.problems if "no cause is named" in problem]
 

@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from polar.harness.base import Dialect
 from polar.harness.check.scenario import FILES
+from polar.harness.check.verify import Broken
 from polar.records import Mode
 
 
@@ -26,7 +29,7 @@ class Row:
     completions: int = 0
     conversations: int = 0
     extended: int = 0
-    breaks: Counter[str] = field(default_factory=Counter)
+    broken: list[Broken] = field(default_factory=list)
     roles: Counter[str] = field(default_factory=Counter)
     files: int = 0
     breaks_off: Counter[str] | None = None
@@ -35,12 +38,21 @@ class Row:
     problems: list[str] = field(default_factory=list)
 
     @property
+    def breaks(self) -> Counter[str]:
+        return Counter(item.cause for item in self.broken)
+
+    @property
     def passed(self) -> bool:
         return not self.problems
 
 
-def render_table(rows: Sequence[Row]) -> Table:
-    """A row per CLI, dialect and mode, with what went wrong beneath each."""
+def render_table(rows: Sequence[Row]) -> Group:
+    """A row per CLI, dialect and mode; then where prefixes break and why; then what went wrong."""
+    failed = [Text(f"{row.harness} {row.dialect} {row.mode}: {problem}", "red") for row in rows for problem in row.problems]
+    return Group(_summary(rows), *([_breaks(rows)] if any(row.broken for row in rows) else []), *failed)
+
+
+def _summary(rows: Sequence[Row]) -> Table:
     table = Table(title="Harness conformance", title_justify="left")
     for name in (
         "harness",
@@ -72,10 +84,21 @@ def render_table(rows: Sequence[Row]) -> Table:
             f"{row.duration_s:.0f}",
             "[green]pass[/]" if row.passed else "[red]FAIL[/]",
         )
-    failed = [f"{row.harness} {row.dialect} {row.mode}: {problem}" for row in rows for problem in row.problems]
-    if failed:
-        table.caption = "\n".join(failed)
-        table.caption_justify = "left"
+    return table
+
+
+def _breaks(rows: Sequence[Row]) -> Table:
+    table = Table(title="Where prefixes break", title_justify="left", expand=True)
+    for name in ("harness", "dialect", "mode"):
+        table.add_column(name, min_width=len(name), overflow="fold")
+    for name, width in (("call", 4), ("continues", 9), ("at token", 8), ("not reused", 10)):
+        table.add_column(name, justify="right", min_width=width, no_wrap=True)
+    table.add_column("cause", min_width=17, no_wrap=True)
+    table.add_column("the difference", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        for item in row.broken:
+            numbers = (str(item.call), str(item.parent), str(item.position), str(item.lost))
+            table.add_row(row.harness, row.dialect, row.mode, *numbers, item.cause, Text(item.why))
     return table
 
 

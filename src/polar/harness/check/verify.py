@@ -24,17 +24,33 @@ RenderNew = Callable[[Sequence[Message], bool | None], list[int]]
 """Renders new messages (all after an assistant's end token) and the generation prompt with the model's own template, as ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A turn (`call`) that does not extend the one it continues (`parent`): its prompt differs from token `position` on, `lost` of the
+    parent's tokens are not reused. `why` is the recorded detail."""
+
+    call: int
+    parent: int
+    cause: str
+    position: int
+    lost: int
+    why: str
+
+
 @dataclass(slots=True)
 class Findings:
-    """`extended`: turns whose prompt is their parent's ids plus new ones. `breaks`: turns that should have been, by cause."""
+    """`extended`: turns whose prompt is their parent's ids plus new ones. `broken`: turns that should have been and are not."""
 
     completions: int = 0
     conversations: int = 0
     extended: int = 0
-    breaks: Counter[str] = field(default_factory=Counter)
+    broken: list[Broken] = field(default_factory=list)
     roles: Counter[str] = field(default_factory=Counter)
-    lost_tokens: int = 0
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def causes(self) -> Counter[str]:
+        return Counter(item.cause for item in self.broken)
 
 
 def judge(completions: Sequence[Completion], harness: Harness, plan: Plan, mode: Mode, bridging: bool, render_new: RenderNew) -> Findings:
@@ -121,12 +137,11 @@ def _check_capture(item: Completion, mode: Mode, found: Findings) -> None:
 
 
 def _check_break(item: Completion, parent: Completion, new: Sequence[Message], mode: Mode, bridging: bool, found: Findings) -> None:
-    cause = item.broken.cause.value if item.broken is not None else None
-    if cause is None:
+    if item.broken is None:
         found.problems.append(f"call {item.number} does not extend call {parent.number}, and no cause is named")
         return
-    found.breaks[cause] += 1
-    found.lost_tokens += item.broken.lost if item.broken is not None else 0
+    cause = item.broken.cause.value
+    found.broken.append(Broken(item.number, parent.number, cause, item.broken.position, item.broken.lost, item.broken.detail))
     refused = any(message.role == "assistant" for message in new)
     if mode == "tokens" and bridging and not refused:
         found.problems.append(f"call {item.number} does not extend call {parent.number}: {cause}")
