@@ -19,15 +19,25 @@ def weight(value: Any) -> int:
     return getsizeof(value)
 
 
-@weight.register
-def _(value: dict) -> int:  # type: ignore[type-arg]
-    return _OBJECT + sum(weight(key) + weight(item) for key, item in value.items())
-
-
+@weight.register(dict)
 @weight.register(list)
 @weight.register(tuple)
-def _(value: list[Any] | tuple[Any, ...]) -> int:
-    return _OBJECT + sum(map(weight, value))
+def _(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> int:
+    """Without recursion: a tool's schema may nest as deep as JSON is read."""
+    size = 0
+    pending: list[Any] = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            size += _OBJECT
+            pending += one.keys()
+            pending += one.values()
+        elif isinstance(one, list | tuple):
+            size += _OBJECT
+            pending += one
+        else:
+            size += weight(one)
+    return size
 
 
 @weight.register

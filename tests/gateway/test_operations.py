@@ -1,0 +1,539 @@
+"""Running a gateway: budgets, pause and drain, bodies of every kind, metrics, shutdown, several engines, restart, mode messages."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import zstandard
+from gateway_players import NAMES, PLAYERS, THINKING, Anthropic, Chat, Google, Player, Responses, call_text, until
+
+from polar.errors import ConfigError, EngineUnavailable
+from polar.gateway.config import EngineConfig, GatewayConfig
+from polar.gateway.gateway import Gateway
+from polar.testing.asgi import AsgiClient
+from polar.testing.engine import Call, Reply, ScriptedEngine
+from polar.testing.gateway import CachedServed
+
+Open = Callable[..., Any]
+every_player = pytest.mark.parametrize("kind", PLAYERS, ids=NAMES)
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+def admin(gw: Any) -> AsgiClient:
+    return AsgiClient(gw.gateway.admin, {"authorization": f"Bearer {gw.gateway.admin_token}"})
+
+
+# --- budgets ---------------------------------------------------------------------------------------------------
+
+
+@every_player
+@both_ways
+async def test_the_turn_budget_stops_a_session_by_name(gateway: Open, kind: type[Player], stream: bool) -> None:
+    async with gateway(lambda call: "Hi.", budgets={"max_turns": 2}) as gw:
+        session, client = await gw.session()
+        player = kind().user("Go.")
+        await player.turn(client, stream)
+        await player.user("More.").turn(client, stream)
+        answer = await player.user("Yet more.").send(client, stream)
+        assert answer.status == 400
+        assert "max_turns" in kind().error(answer)[1]
+        assert answer.headers.get("x-should-retry", "false") == "false"
+        assert len(await gw.completions(session)) == 2
+
+
+async def test_calls_in_flight_count_as_turns(gateway: Open) -> None:
+    async with gateway(lambda call: Reply("Hi.", delay_s=0.1), budgets={"max_turns": 2}) as gw:
+        session, client = await gw.session()
+        answers = await asyncio.gather(*(Chat().user(str(number)).send(client) for number in range(5)))
+        assert sorted(answer.status for answer in answers) == [200, 200, 400, 400, 400]
+        assert len(await gw.completions(session)) == 2
+
+
+async def test_the_token_budget_stops_a_session_by_name(gateway: Open) -> None:
+    async with gateway(lambda call: "One two three four.") as gw:
+        session, client = await gw.session(settings={"budgets": {"max_tokens": 5}})
+        await Chat().user("Go.").turn(client)
+        error = (await Chat().user("Go.").send(client)).json()["error"]
+        assert error["code"] == "max_tokens"
+        assert len(await gw.completions(session)) == 1
+
+
+async def test_the_time_budget_counts_from_the_first_call(gateway: Open) -> None:
+    async with gateway(lambda call: "Hi.", budgets={"max_seconds": 0.2}) as gw:
+        _, client = await gw.session()
+        await asyncio.sleep(0.25)
+        await Chat().user("Go.").turn(client)
+        await asyncio.sleep(0.25)
+        assert (await Chat().user("Go.").send(client)).json()["error"]["code"] == "max_seconds"
+
+
+async def test_counts_and_lists_are_free(gateway: Open) -> None:
+    async with gateway([], budgets={"max_turns": 0}) as gw:
+        _, client = await gw.session()
+        body = Anthropic().user("Go.").body(False)
+        assert (await client.post("/v1/messages/count_tokens", body)).status == 200
+        assert (await client.get("/v1/models")).status == 200
+        assert (await client.post("/v1/messages", body)).status == 400
+
+
+# --- pause, drain, resume --------------------------------------------------------------------------------------
+
+
+@every_player
+async def test_a_paused_call_gets_pings_and_goes_on_after_resume(gateway: Open, kind: type[Player]) -> None:
+    async with gateway(["Hi."], first_ping_s=0.01, ping_s=0.01) as gw:
+        session, client = await gw.session()
+        assert (await admin(gw).post("/admin/inference/pause", {})).json()["paused"] is True
+        exchange = kind().user("Go.").start(client, True)
+        await until(lambda: kind().pings(exchange.answer) >= 2)
+        assert gw.engine.calls == []
+        assert (await admin(gw).get("/admin/inference/status")).json()["waiting"] == 1
+        await admin(gw).post("/admin/policy", {"policy_version": 8})
+        await admin(gw).post("/admin/inference/resume", {})
+        turn = kind().read(await exchange.finished(), True)
+        assert turn.text == "Hi."
+        assert (await gw.completions(session))[0].policy_version == "8"
+
+
+async def test_pause_returns_when_the_last_call_is_out(gateway: Open) -> None:
+    async with gateway([Reply("Hi.", delay_s=0.15)]) as gw:
+        _, client = await gw.session()
+        exchange = Chat().user("Go.").start(client)
+        await until(lambda: gw.engine.calls)
+        refused = await admin(gw).post("/admin/inference/pause?timeout_seconds=0.01", {})
+        assert (refused.status, refused.json()["inflight"]) == (504, 1)
+        drained = await admin(gw).post("/admin/inference/pause?timeout_seconds=5", {})
+        assert (drained.status, drained.json()["inflight"]) == (200, 0)
+        assert (await exchange.finished()).status == 200
+
+
+async def test_a_call_that_wakes_to_a_new_pause_stays_out(gateway: Open) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        gate = gw.gateway.gate
+        assert await gate.pause(1.0)
+        exchange = Chat().user("Go.").start(client)
+        await until(lambda: gate.waiting == 1)
+        gate.resume()
+        assert await gate.pause(1.0)
+        await asyncio.sleep(0.02)
+        assert gw.engine.calls == []
+        gate.resume()
+        assert (await exchange.finished()).status == 200
+
+
+@pytest.mark.parametrize("body", [{"policy_version": True}, {"policy_version": None}, {}, {"policy_version": 1.5}])
+async def test_a_policy_version_is_a_word_or_a_whole_number(gateway: Open, body: dict[str, Any]) -> None:
+    async with gateway([]) as gw:
+        assert (await admin(gw).post("/admin/policy", body)).status == 400
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------
+
+
+@every_player
+async def test_a_body_over_the_cap_is_a_413_in_shape(gateway: Open, kind: type[Player]) -> None:
+    async with gateway([], max_body_mb=1) as gw:
+        session, client = await gw.session()
+        answer = await kind().user("x" * 1_100_000).send(client)
+        assert answer.status == 413
+        assert "max_body_mb" in kind().error(answer)[1]
+        assert await gw.completions(session) == []
+
+
+@every_player
+async def test_a_small_body_that_inflates_over_the_cap_is_a_413(gateway: Open, kind: type[Player]) -> None:
+    async with gateway([], max_body_mb=1) as gw:
+        _, client = await gw.session()
+        raw = gzip.compress(orjson.dumps(kind().user("x" * 3_000_000).body(False)))
+        assert len(raw) < 100_000
+        assert (await client.post(kind().path(False), raw, {"content-encoding": "gzip"})).status == 413
+
+
+@every_player
+async def test_b89_five_megabytes_are_served(gateway: Open, kind: type[Player]) -> None:
+    """In images, so that no tokenizer has to read them."""
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        data = "A" * 5_000_000
+        url = f"data:image/png;base64,{data}"
+        player = kind(tools=False)
+        body = {
+            Anthropic: {"messages": [{"role": "user", "content": [image_block(data)]}]},
+            Chat: {
+                "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]}]
+            },
+            Responses: {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
+            Google: {"contents": [{"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": data}}]}]},
+        }[kind]
+        answer = await client.post(player.path(False), {**player.body(False), **body})
+        assert answer.status == 200, answer.body[:300]
+
+
+def image_block(data: str) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+    "identity": bytes,
+}
+
+
+@every_player
+@pytest.mark.parametrize("encoding", PACKERS)
+async def test_packed_bodies_are_unpacked(gateway: Open, kind: type[Player], encoding: str) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        player = kind().user("Go.")
+        raw = PACKERS[encoding](orjson.dumps(player.body(False)))
+        assert (await client.post(player.path(False), raw, {"content-encoding": encoding})).status == 200
+
+
+@every_player
+@pytest.mark.parametrize(
+    ("raw", "encoding", "status"),
+    [(b"no gzip", "gzip", 400), (b"no zstd", "zstd", 400), (gzip.compress(b"{}" * 999)[:20], "gzip", 400), (b"{}", "br", 415)],
+    ids=["gzip", "zstd", "cut", "unknown"],
+)
+async def test_bodies_that_do_not_unpack_are_refused(gateway: Open, kind: type[Player], raw: bytes, encoding: str, status: int) -> None:
+    async with gateway([]) as gw:
+        _, client = await gw.session()
+        answer = await client.post(kind().path(False), raw, {"content-encoding": encoding})
+        assert answer.status in (status, 400)
+        kind().error(answer)
+
+
+BAD = {"cut": b'{"model":', "array": b"[]", "empty": b"", "byte": b"\xff", "text": b"hello", "number": b"3", "nan": b'{"model": NaN}'}
+
+
+@every_player
+@pytest.mark.parametrize("bad", BAD)
+async def test_b90_bad_json_is_a_400_and_leaves_no_trace(gateway: Open, kind: type[Player], bad: str) -> None:
+    async with gateway([]) as gw:
+        session, client = await gw.session()
+        answer = await client.post(kind().path(False), BAD[bad])
+        assert answer.status == 400
+        kind().error(answer)
+        assert await gw.completions(session) == []
+
+
+LISTS = {Anthropic: "messages", Chat: "messages", Responses: "input", Google: "contents"}
+
+
+@every_player
+@pytest.mark.parametrize("value", [3, [None], [3], [[]]], ids=str)
+async def test_b90_messages_of_a_wrong_type_are_a_400(gateway: Open, kind: type[Player], value: Any) -> None:
+    async with gateway([]) as gw:
+        session, client = await gw.session()
+        answer = await client.post(kind().path(False), {**kind().user("Go.").body(False), LISTS[kind]: value})
+        assert answer.status == 400
+        kind().error(answer)
+        assert await gw.completions(session) == []
+
+
+@every_player
+async def test_b90_good_json_of_another_content_type_is_served(gateway: Open, kind: type[Player]) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        player = kind().user("Go.")
+        assert (await client.post(player.path(False), player.body(False), {"content-type": "text/plain"})).status == 200
+
+
+@every_player
+async def test_a_lone_surrogate_becomes_a_replacement_character(gateway: Open, kind: type[Player]) -> None:
+    async with gateway(["Hi."]) as gw:
+        session, client = await gw.session()
+        raw = json.dumps(kind().user("a \ud800 b").body(False)).encode()
+        assert (await client.post(kind().path(False), raw)).status == 200
+        assert (await gw.completions(session))[0].messages[-1].text == "a � b"
+
+
+def nested(depth: int, leaf: Any = 1) -> Any:
+    value = leaf
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@every_player
+@pytest.mark.parametrize("depth", [100, 300, 900, 5000])
+@pytest.mark.parametrize("place", ["unknown", "schema", "arguments"])
+async def test_deep_nesting_is_served_or_refused_never_a_crash(gateway: Open, kind: type[Player], depth: int, place: str) -> None:
+    async with gateway(lambda call: "Hi.") as gw:
+        _, client = await gw.session()
+        player = kind().user("Go.")
+        deep = '{"a":' * depth + "1" + "}" * depth
+        body = player.body(False)
+        if place == "unknown":
+            body["some_new_field"] = "DEEP"
+        elif place == "schema":
+            text = orjson.dumps(body).decode().replace('"properties":{"command":{"type":"string"}}', '"properties":{"command":"DEEP"}')
+            body = orjson.loads(text)
+        else:
+            body = with_call(player)
+        raw = orjson.dumps(body).decode().replace('"DEEP"', deep).encode()
+        answer = await client.post(player.path(False), raw)
+        assert answer.status in (200, 400), answer.body[:300]
+
+
+def with_call(player: Player) -> dict[str, Any]:
+    """The player's body with a call in its history whose arguments are `"DEEP"`."""
+    history: dict[type[Player], list[Any]] = {
+        Anthropic: [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "bash", "input": {"x": "DEEP"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "ok"}]},
+        ],
+        Chat: [
+            {"role": "assistant", "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "bash", "arguments": "DEEP"}}]},
+            {"role": "tool", "tool_call_id": "t1", "content": "ok"},
+        ],
+        Responses: [
+            {"type": "function_call", "call_id": "t1", "name": "bash", "arguments": "DEEP"},
+            {"type": "function_call_output", "call_id": "t1", "output": "ok"},
+        ],
+        Google: [
+            {"role": "model", "parts": [{"functionCall": {"name": "bash", "args": {"x": "DEEP"}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "bash", "response": {"output": "DEEP"}}}]},
+        ],
+    }
+    player.history += history[type(player)]
+    return player.body(False)
+
+
+# --- metrics and shutdown ---------------------------------------------------------------------------------------
+
+
+async def test_metrics_count_what_happened(gateway: Open) -> None:
+    async with gateway(lambda call: "Hi.") as gw:
+        _, client = await gw.session()
+        player = Chat().user("Go.")
+        await player.turn(client)
+        await player.user("More.").turn(client)
+        await client.post("/v1/chat/completions", b"{")
+        text = (await admin(gw).get("/metrics")).body.decode()
+        assert 'polar_requests_total{dialect="openai_chat",operation="generate",status="200"} 2.0' in text
+        assert 'polar_requests_total{dialect="openai_chat",operation="generate",status="400"} 1.0' in text
+        assert 'polar_completions_total{dialect="openai_chat",mode="tokens",status="complete"} 2.0' in text
+        assert "polar_prefix_extended_total 1.0" in text
+        assert "polar_roots_total 1.0" in text
+        assert "polar_sessions_loaded 1.0" in text
+
+
+async def test_shutdown_waits_for_calls_in_flight(gateway: Open) -> None:
+    async with gateway([Reply("Done.", delay_s=0.1)], shutdown_s=5.0) as gw:
+        _, client = await gw.session()
+        exchange = Chat().user("Go.").start(client)
+        await until(lambda: gw.engine.calls)
+    assert b"Done." in (await exchange.finished()).body
+
+
+@every_player
+async def test_shutdown_records_what_it_cuts_and_says_so(gateway: Open, kind: type[Player]) -> None:
+    async with gateway([Reply("late", delay_s=30)], shutdown_s=0.05) as gw:
+        session, client = await gw.session()
+        exchange = kind().user("Go.").start(client)
+        await until(lambda: gw.engine.calls)
+        store, recorded = gw.gateway.store, []
+        append = store.append
+
+        async def noted(completions: Any) -> None:
+            recorded.extend(completions)
+            await append(completions)
+
+        store.append = noted
+    answer = await exchange.finished()
+    assert answer.status in (503, 529)
+    assert "shut" in kind().error(answer)[1]
+    assert [(made.session, made.status, made.untrainable) for made in recorded] == [
+        (session.id, "aborted", "aborted: the gateway shut down; try again")
+    ]
+
+
+# --- several engines, several models ----------------------------------------------------------------------------
+
+
+async def test_a_session_stays_with_its_engine_and_load_is_spread(gateway: Open) -> None:
+    async with gateway(lambda call: "Hi.", engines=2) as gw:
+        sessions = [await gw.session() for _ in range(4)]
+        for _ in range(3):
+            for _, client in sessions:
+                await Chat().user("Go.").turn(client)
+        assert [len(engine.calls) for engine in gw.engines] == [6, 6]
+        for session, _ in sessions:
+            assert len({made.provenance["engine_url"] for made in await gw.completions(session)}) == 1
+
+
+@pytest.mark.parametrize("stream", ["replay", "live"])
+async def test_a_dead_engine_is_left(gateway: Open, stream: str) -> None:
+    dead: list[int] = []
+
+    def script(call: Call) -> Reply:
+        if not dead:
+            dead.append(1)
+            return Reply(error=EngineUnavailable("gone"))
+        return Reply("Hi.")
+
+    async with gateway(script, engines=2, stream=stream) as gw:
+        session, client = await gw.session()
+        assert (await Chat().user("Go.").turn(client, True)).text == "Hi."
+        assert sorted(len(engine.calls) for engine in gw.engines) == [1, 1]
+        await Chat().user("Go.").turn(client, True)
+        assert len({made.provenance["engine_url"] for made in await gw.completions(session)}) == 1
+        health = await gw.gateway.health()
+        assert sorted(engine["alive"] for engine in health["engines"]["default"]["engines"]) == [False, True]
+        assert health["status"] == "ok"
+
+
+async def test_all_engines_dead_is_red_and_a_true_status(gateway: Open) -> None:
+    async with gateway(lambda call: Reply(error=EngineUnavailable("gone")), engines=2) as gw:
+        _, client = await gw.session()
+        assert (await Chat().user("Go.").send(client)).status == 502
+        assert (await AsgiClient(gw.gateway.admin).get("/health")).status == 503
+
+
+async def test_models_go_where_their_patterns_say(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    engines = {
+        name: ScriptedEngine(lambda call, name=name: f"{name}.", tokenizer_dir=qwen3_tokenizer_dir, model=name)
+        for name in ("main", "small")
+    }
+    config = GatewayConfig(
+        engines={
+            "main": EngineConfig(urls=[], tokenizer=str(qwen3_tokenizer_dir), renderer="qwen3"),
+            "small": EngineConfig(urls=[], tokenizer=str(qwen3_tokenizer_dir), renderer="qwen3", trained=False),
+        },
+        models={"*haiku*": "small"},
+        store=str(tmp_path / "polar.db"),
+    )
+    served = {name: CachedServed(name, config.engines[name], [engine]) for name, engine in engines.items()}
+    async with Gateway(config, served=served) as running:
+        record, key = await running.new_session()
+        client = AsgiClient(running.api, {"x-api-key": key})
+        for model, expected in (("claude-haiku-4-5", "small."), ("claude-opus-4-1", "main."), ("anything", "main.")):
+            player = Anthropic().user("Go.")
+            player.extra = {"model": model}
+            assert (await player.turn(client)).text == expected
+        made = [one async for one in running.store.completions(record.id)]
+        assert [one.model for one in made] == ["small", "main", "main"]
+        assert [one.untrainable for one in made] == ["engine is configured as untrained", None, None]
+
+
+# --- restart ----------------------------------------------------------------------------------------------------
+
+
+@every_player
+async def test_pointers_history_and_budgets_survive_a_restart(gateway: Open, kind: type[Player]) -> None:
+    async with gateway([THINKING + call_text('{"command" :"ls"}')]) as gw:
+        session, client = await gw.session(settings={"budgets": {"max_turns": 2}})
+        player = kind().user("Go.")
+        turn = await player.turn(client)
+    async with gateway(["Done."]) as again:
+        client.app = again.gateway.api
+        await player.results(turn, "ok").turn(client)
+        first, second = await again.completions(session)
+        assert (second.number, second.parent, second.broken) == (1, 0, None)
+        assert first.ids is not None
+        assert second.prompt_ids is not None
+        assert np.array_equal(second.prompt_ids[: len(first.ids)], first.ids)
+        assert (await player.user("More.").send(client)).status == 400
+
+
+async def test_a_stored_response_survives_a_restart_and_a_closed_session_stays_closed(gateway: Open) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        ended, closed_client = await gw.session()
+        await gw.gateway.close_session(ended)
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client)
+    async with gateway([]) as again:
+        client.app = closed_client.app = again.gateway.api
+        assert (await client.get(f"/v1/responses/{turn.id}")).json() == turn.answer.json()
+        assert (await Chat().user("Go.").send(closed_client)).status == 410
+
+
+# --- mode messages -----------------------------------------------------------------------------------------------
+
+
+@every_player
+async def test_in_mode_messages_every_break_has_a_cause(gateway: Open, kind: type[Player]) -> None:
+    script = [
+        THINKING + "I look." + call_text('{"command" : "ls \\u002e"}'),
+        THINKING + call_text('{"command":"b"}'),
+        THINKING + " Almost. ",
+        "Done.",
+    ]
+    async with gateway(script, mode="messages") as gw:
+        session, client = await gw.session()
+        player = kind().user("Go.")
+        for text in ("x.py", "ok"):
+            turn = await player.turn(client)
+            player.results(turn, text)
+        await player.turn(client)
+        await player.user("More.").turn(client)
+        made = await gw.completions(session)
+        assert [one.mode for one in made] == ["messages"] * 4
+        assert [one.parent for one in made] == [None, 0, 1, 2]
+        broken = 0
+        for earlier, later in pairwise(made):
+            assert earlier.ids is not None
+            assert later.prompt_ids is not None
+            whole = np.array_equal(later.prompt_ids[: len(earlier.ids)], earlier.ids)
+            assert (later.broken is None) == whole
+            if later.broken is not None:
+                broken += 1
+                at = later.broken.position
+                assert np.array_equal(later.prompt_ids[:at], earlier.ids[:at])
+                assert later.broken.lost > 0
+        assert broken
+
+
+async def test_an_engine_that_takes_no_tokens_runs_in_mode_messages_and_says_why(tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda call: "Hi.")
+    engine.takes_tokens = engine.returns_tokens = False  # type: ignore[misc]
+    config = GatewayConfig(engines={"default": EngineConfig(urls=[], kind="openai")}, store=str(tmp_path / "polar.db"))
+    async with Gateway(config, served={"default": CachedServed("default", config.engines["default"], [engine])}) as running:
+        health = (await running.health())["engines"]["default"]
+        assert (health["mode"], health["trainable"]) == ("messages", False)
+        assert "takes no token ids" in health["mode_reason"]
+        assert health["problems"]
+        record, key = await running.new_session()
+        await Chat().user("Go.").turn(AsgiClient(running.api, {"authorization": f"Bearer {key}"}))
+        made = [one async for one in running.store.completions(record.id)]
+        assert made[0].untrainable is not None
+
+
+async def test_a_demanded_mode_that_is_not_possible_refuses_to_start(tmp_path: Path) -> None:
+    config = GatewayConfig(engines={"default": EngineConfig(urls=[], mode="tokens")}, store=str(tmp_path / "polar.db"))
+    gateway = Gateway(config, served={"default": CachedServed("default", config.engines["default"], [ScriptedEngine([])])})
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        await gateway.start()
+    await gateway.aclose()
+
+
+async def test_a_hundred_turns_cost_what_their_text_costs(gateway: Open) -> None:
+    """No per-call work grows with the number of turns: the last ten take about as long as the first ten."""
+    async with gateway(lambda call: call_text()) as gw:
+        session, client = await gw.session()
+        player = Chat().user("Go.")
+        times = []
+        for _ in range(60):
+            began = time.perf_counter()
+            turn = await player.turn(client)
+            times.append(time.perf_counter() - began)
+            player.results(turn, "ok")
+        assert len(await gw.completions(session)) == 60
+        assert sorted(times[-20:])[10] < 10 * sorted(times[5:25])[10]
