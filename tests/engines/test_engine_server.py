@@ -21,6 +21,7 @@ from polar.engines.vllm import VllmEngine
 from polar.errors import ContextOverflow, EngineRejected
 from polar.testing import serve_app
 
+torch.set_num_threads(1)
 END = 258
 RUNS = [(1.0, 1.0), (0.6, 1.0), (1.0, 0.9), (0.7, 0.8)]
 

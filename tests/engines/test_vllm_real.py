@@ -22,6 +22,7 @@ from polar.errors import ConfigError, ContextOverflow
 from polar.tokens.path import TokenPath
 from polar.tokens.tokenizer import load_tokenizer
 
+torch.set_num_threads(1)
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 RUNS = [(1.0, 1.0), (0.6, 1.0), (1.0, 0.9)]
 PROCESSED = ("--logprobs-mode", "processed_logprobs")
@@ -34,17 +35,19 @@ def load(directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
-def recompute(model: Any, prompt: Ids, sampled: Ids, temperature: float, top_p: float) -> np.ndarray[Any, Any]:
+def recompute(model: Any, prompt: Ids, sampled: Ids, temperature: float, *edges: float) -> np.ndarray[Any, Any]:
+    """float[len(edges), len(sampled)]: the log-probabilities with each of `edges` as top-p."""
     ids = torch.from_numpy(np.concatenate([prompt, sampled]).astype(np.int64)).unsqueeze(0)
     with torch.no_grad():
-        logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
-    if top_p < 1:
-        ordered, order = logits.sort(-1, descending=True)
-        probabilities = ordered.softmax(-1)
-        ordered = ordered.masked_fill(probabilities.cumsum(-1) - probabilities >= top_p, -torch.inf)
-        logits = logits.scatter(1, order, ordered)
-    found: np.ndarray[Any, Any] = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
-    return found
+        raw = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+    ordered, order = raw.sort(-1, descending=True)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    found = []
+    for edge in edges:
+        logits = raw if edge == 1.0 else raw.scatter(1, order, ordered.masked_fill(before >= edge, -torch.inf))
+        found.append(logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy())
+    return np.stack(found)
 
 
 def assert_true(model: Any, prompt: Ids | None, answer: Generation, temperature: float, top_p: float) -> None:
@@ -55,7 +58,7 @@ def assert_true(model: Any, prompt: Ids | None, answer: Generation, temperature:
     assert np.isfinite(answer.logprobs).all()
     # Where the nucleus ends within float32 rounding of top_p, the token at its edge may rightly be in or out.
     edges = (top_p,) if top_p == 1.0 else (top_p - 1e-5, top_p, top_p + 1e-5)
-    found = np.stack([recompute(model, prompt, answer.token_ids, temperature, edge) for edge in edges])
+    found = recompute(model, prompt, answer.token_ids, temperature, *edges)
     assert np.abs(answer.logprobs - found).min(axis=0).max() < 1e-3
 
 

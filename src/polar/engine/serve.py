@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from polar.engine.server import Server
 from polar.engine.text import load_text
 
-log = logging.getLogger("polar.engine")
 SMALL_BYTES = 64 << 20
 
 
@@ -23,10 +21,12 @@ def build(
 ) -> Server:
     """Loads `model` (a directory or a known name) and makes its server; needs torch and transformers."""
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from polar.engine.models import resolve
     from polar.engine.worker import TransformersBackend
 
+    disable_progress_bar()
     directory = resolve(model)
     threads = threads or _threads(directory)
     if threads is not None:
@@ -66,5 +66,5 @@ def serve(
     import uvicorn
 
     server = build(model, served_name=served_name, max_model_len=max_model_len, threads=threads, device=device, max_sequences=max_sequences)
-    log.info("serving %s on http://%s:%d", server.backend.name, host, port)
+    print(f"polar engine serves {server.backend.name} ({server.backend.context} tokens) at http://{host}:{port}", flush=True)
     uvicorn.run(server.app, host=host, port=port, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=5)
