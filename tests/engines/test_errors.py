@@ -199,3 +199,26 @@ async def test_leaving_a_stream_cancels_the_generation() -> None:
             await asyncio.sleep(0.02)
         await engine.aclose()
         assert server.backend.cancelled == 1
+
+
+async def test_a_kept_connection_that_the_server_had_closed_is_tried_once_more() -> None:
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        for number in range(2):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head or (connections == 1 and number == 1):
+                break
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{"data": []}')
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    engine = VllmEngine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert await engine.get("/v1/models") == {"data": []}
+    assert await engine.get("/v1/models") == {"data": []}
+    await engine.aclose()
+    server.close()
+    assert connections == 2
