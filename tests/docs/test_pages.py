@@ -1,0 +1,150 @@
+"""What the documentation says exists, exists: links, commands, options, routes, settings, and the parts made from the code are fresh."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from polar.cli import app
+from polar.gateway.admin import admin_app
+from polar.gateway.config import GatewayConfig
+from polar.gateway.metrics import Metrics
+from polar.harness import Endpoint, named, registered
+from polar.records import Cause
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HAND_WRITTEN = [page for page in PAGES if page.name != "reference.md"]
+IDS = [page.name for page in PAGES]
+
+
+def load_script() -> types.ModuleType:
+    path = ROOT / "scripts" / "make_reference.py"
+    spec = importlib.util.spec_from_file_location("make_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def headings(page: Path) -> set[str]:
+    anchor = load_script().anchor
+    return {
+        anchor(line.lstrip("#").strip().replace("`", "")) for line in without_code(page.read_text()).splitlines() if line.startswith("#")
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        there = page if not name else (page.parent / name).resolve()
+        assert there.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in headings(there), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    root = get_command(app)
+    code = "\n".join(
+        re.findall(r"`(polar [^`\n]*)`", page.read_text()) + re.findall(r"^(?:\$ )?(polar .*)$", page.read_text(), re.MULTILINE)
+    )
+    for line in code.splitlines():
+        words = line.split("#")[0].replace("\\", "").split()[1:]
+        command = root
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+        assert not getattr(command, "commands", None) or not words or words[0].startswith("-"), f"{page.name}: {line}"
+        known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
+        used = {word.partition("=")[0] for word in words if re.fullmatch(r"--[a-z-]+(=.*)?|-[a-z]", word)}
+        assert used <= known, f"{page.name}: {line}"
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=[page.name for page in HAND_WRITTEN])
+def test_settings_in_yaml_are_valid(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        GatewayConfig.model_validate(yaml.safe_load(block))
+
+
+def test_the_readme_makes_what_the_makefile_has() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z-]+)", (ROOT / "README.md").read_text())) <= targets
+
+
+def test_the_table_of_routes_is_complete() -> None:
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    told = {(method, path) for method, path in re.findall(r"^\| `(GET|POST|DELETE) (/[^`?]*)`", page, re.MULTILINE)}
+    served = {
+        (method, route.path)  # type: ignore[attr-defined]
+        for route in admin_app(None).routes  # type: ignore[arg-type]
+        for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+    }
+    assert told == served
+
+
+def test_every_cause_of_a_break_is_explained() -> None:
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    rows = {name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`([a-z_]+)`", line.split("|")[1])}
+    assert {str(cause) for cause in Cause} <= rows
+
+
+def test_metrics_that_are_named_exist() -> None:
+    made = {
+        f"{metric._name}_total" if metric._type == "counter" else metric._name
+        for metric in vars(Metrics()).values()
+        if hasattr(metric, "_documentation")
+    }
+    for page in HAND_WRITTEN:
+        assert set(re.findall(r"`(polar_\w+)`", page.read_text())) <= made, page.name
+
+
+def test_the_table_of_harnesses_is_true() -> None:
+    page = (ROOT / "docs" / "harnesses.md").read_text()
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0]: row for row in rows if len(row) == 6}
+    assert set(told) == set(registered())
+    for name, harness in registered().items():
+        needs = "" if harness.needs_node is None else f"Node.js {'.'.join(str(part) for part in harness.needs_node).removesuffix('.0')}"
+        dialects = "all four" if name == "shell" else ", ".join(harness.dialects)
+        assert told[name][1:] == [
+            harness.title if name != "shell" else "any command",
+            harness.version,
+            dialects,
+            harness.package or "",
+            needs,
+        ]
+
+
+def test_the_python_of_the_harness_page_runs() -> None:
+    spaces: list[dict[str, object]] = []
+    for block in blocks(ROOT / "docs" / "harnesses.md", "python"):
+        spaces.append({"__name__": "page"})
+        exec(compile(block, "harnesses.md", "exec"), spaces[-1])
+    shell = named("shell")
+    endpoint = Endpoint("http://127.0.0.1:1/s/KEY", "KEY", "openai_chat", "polar")
+    command = shell.command((), "Say 'hi'.", endpoint, spaces[1]["mini"])  # type: ignore[arg-type]
+    assert "-m openai/polar" in command.argv[2]
+    assert "{{" not in command.argv[2]
+
+
+def test_what_is_made_from_the_code_is_fresh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = load_script()
+    monkeypatch.setattr("sys.argv", ["make_reference.py", "--check"])
+    assert script.main() == 0, capsys.readouterr().out
