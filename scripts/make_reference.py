@@ -138,6 +138,8 @@ def class_section(node: ast.ClassDef) -> str:
             continue
         if said:
             notes.append(f"- `{target}`: {' '.join(said.split())}")
+    if block[-1].endswith(":"):
+        block[-1] += " ..."
     text = f"\n### `{node.name}`\n\n```python\n" + "\n".join(block) + f"\n```\n\n{prose(ast.get_docstring(node) or '')}"
     return text + ("\n\n" + "\n".join(notes) if notes else "")
 

@@ -6,19 +6,24 @@ import importlib.util
 import re
 import types
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from typer.main import get_command
 
+import polar
 from polar.cli import app
 from polar.gateway.admin import admin_app
 from polar.gateway.config import GatewayConfig
 from polar.gateway.metrics import Metrics
 from polar.harness import Endpoint, named, registered
 from polar.records import Cause
+from polar.testing import serve_scripted
 
 ROOT = Path(__file__).parents[2]
+TINY = Path(polar.__file__).parent / "assets" / "tiny-qwen3"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HAND_WRITTEN = [page for page in PAGES if page.name != "reference.md"]
 IDS = [page.name for page in PAGES]
@@ -142,6 +147,24 @@ def test_the_python_of_the_harness_page_runs() -> None:
     command = shell.command((), "Say 'hi'.", endpoint, spaces[1]["mini"])  # type: ignore[arg-type]
     assert "-m openai/polar" in command.argv[2]
     assert "{{" not in command.argv[2]
+
+
+async def test_the_python_of_the_gateway_page_runs(tmp_path: Path) -> None:
+    (block,) = blocks(ROOT / "docs" / "gateway.md", "python")
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, "gateway.md", "exec"), page)
+
+    async def play(base_url: str, key: str) -> None:
+        body = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+        async with aiohttp.ClientSession() as client, client.post(base_url + "/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+
+    store = str(tmp_path / "polar.db")
+    with serve_scripted(lambda call: "Hello.", tokenizer_dir=TINY) as server:
+        session_id = await page["rollout"](server.url, store, play, tokenizer=str(TINY), renderer="qwen3")
+    ((prompt_ids, sampled_ids, logprobs),) = await page["trainable"](store, session_id)
+    assert len(prompt_ids)
+    assert len(sampled_ids) == len(logprobs)
 
 
 def test_what_is_made_from_the_code_is_fresh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
