@@ -488,11 +488,12 @@ GOOGLE_ERRORS: list[tuple[str, type[google_errors.APIError], str]] = [
 @pytest.mark.parametrize(("text", "kind", "status"), GOOGLE_ERRORS, ids=["busy", "full", "gone", "overflow"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_google_errors(gemini: genai.Client, text: str, kind: type[google_errors.APIError], status: str, stream: bool) -> None:
+    def call() -> object:
+        ask_for = gemini.models.generate_content_stream if stream else gemini.models.generate_content
+        return list(ask_for(model="m", contents=text))
+
     with pytest.raises(kind) as caught:
-        if stream:
-            list(gemini.models.generate_content_stream(model="m", contents=text))
-        else:
-            gemini.models.generate_content(model="m", contents=text)
+        call()
     assert caught.value.status == status
 
 

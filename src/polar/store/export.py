@@ -1,4 +1,4 @@
-"""A completion as one JSON object, for people and scripts. Ids and log-probabilities as lists; a missing log-probability is null."""
+"""A completion as one JSON object, for people and scripts. Ids and log-probabilities as lists; a log-probability that is missing or not finite is null."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ def _logprobs(logprobs: Floats | None) -> list[float | None] | None:
     """float32 as its shortest decimal, so that it reads back to the same bits."""
     if logprobs is None:
         return None
-    return [None if np.isnan(value) else float(str(value)) for value in logprobs]
+    return [float(str(value)) if np.isfinite(value) else None for value in logprobs]
