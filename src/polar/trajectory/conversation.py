@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from polar.chat import Image, JsonObject, Message, Part, Text, Thinking, Tool, ToolCall
@@ -46,7 +47,7 @@ def join(turns: Sequence[Turn]) -> tuple[tuple[Message, ...], list[int | None]]:
     messages: list[Message] = [plain(message) for message in turns[0].messages]
     places: list[int | None] = [len(messages)]
     messages.append(plain(turns[0].answer))
-    for before, turn in zip(turns, turns[1:], strict=False):
+    for before, turn in pairwise(turns):
         place = len(before.messages)
         if len(turn.messages) <= place or turn.messages[place].role != "assistant":
             return (*map(plain, turns[-1].messages), plain(turns[-1].answer)), [None] * (len(turns) - 1) + [len(turns[-1].messages)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from polar.records import Cause
 
-UNKNOWN = "unknown"
-"""A break whose capture named no cause, and whose texts tell none."""
+SIDE_CALL = "side_call"
+"""Besides the causes of `polar.records.Cause`: a title, router or probe call on a history that goes on without it."""
 
 FIXES: dict[str, str] = {
     Cause.VOLATILE_HEADER: "switch the changing header off in the harness (the presets do), or let the gateway hold it still",
@@ -31,7 +31,7 @@ FIXES: dict[str, str] = {
     Cause.BPE_SPLIT: "serve in mode `tokens`, which never re-tokenises what was sampled",
     Cause.RETRY: "raise the harness's timeout; a retry within the gateway's grace adopts the first call",
     Cause.MODEL_CHANGED: "map all of the harness's model names to one model, or leave the side model's calls untrained",
-    UNKNOWN: "none known; look at the two texts",
+    SIDE_CALL: "none needed: the conversation goes on without it",
 }
 """What would avoid a break of each cause."""
 
@@ -40,9 +40,11 @@ FIXES: dict[str, str] = {
 class DriftLine:
     """One break. Counts are of ids.
 
-    `completion` is the turn whose prompt breaks and `parent` the turn that it would have extended. `position` is the first index at which
-    its prompt differs from `parent`'s prompt and answer; `before_id` and `after_id` are the ids there (`None` past an end), `before` and
-    `after` the decoded text around them, empty where no tokenizer was given. `dropped` counts the parent's ids from there on.
+    `completion` is the turn that breaks and `parent` the one that it is compared with: the turn that it would have extended; for a
+    retry the earlier try, for a branch the turn that the row goes on with instead. `position` is the first index at which its prompt
+    differs from `parent`'s prompt and answer; `before_id` and `after_id` are the ids there (`None` past an end), `before` and `after` the
+    decoded text around them, empty where no tokenizer was given. `dropped` counts the parent's ids from there on, `repeated` the prompt,
+    which the new row carries anew.
     """
 
     completion: int
@@ -63,7 +65,7 @@ class DriftLine:
 
     @property
     def fix(self) -> str:
-        return FIXES.get(self.cause, FIXES[UNKNOWN])
+        return FIXES.get(self.cause, "none known")
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class DriftTotal:
 
     @property
     def fix(self) -> str:
-        return FIXES.get(self.cause, FIXES[UNKNOWN])
+        return FIXES.get(self.cause, "none known")
 
 
 def aggregate(lines: Iterable[DriftLine]) -> list[DriftTotal]:

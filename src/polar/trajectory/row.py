@@ -198,7 +198,8 @@ class Trace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trace:
-        """The row of `to_json`, or any row in the reference's form: without `spans`, each run of the mask becomes a span.
+        """The row of `to_json`, or any row in the reference's form: without `spans`, each run of the mask becomes a span; log-probabilities
+        where nothing is trained are read as 0.
 
         Raises `ValueError` or `KeyError` for what is not a row; `polar.trajectory.validate` says more about it.
         """
@@ -212,13 +213,16 @@ class Trace:
         mask = _array([*padding, *data["loss_mask"]], np.uint8, "loss_mask")
         if (mask > 1).any():
             raise ValueError("loss_mask holds values other than 0 and 1")
+        values = np.array([*padding, *logprobs], np.float32)
+        if len(values) == len(mask):
+            values[mask == 0] = 0
         finish = data.get("finish_reason") or "stop"
         spans = known.get("spans")
         return cls(
             session=known.get("session_id") or "",
             ids=_array([*prompt, *response], np.int32, "ids"),
             mask=mask.astype(np.bool_),
-            logprobs=np.array([*padding, *logprobs], np.float32),
+            logprobs=values,
             spans=_runs(mask, finish) if spans is None else tuple(Span(**span) for span in spans),
             finish=finish,
             role=known.get("role") or "main",
@@ -248,7 +252,7 @@ class Trajectory:
 
     session: str
     traces: tuple[Trace, ...] = ()
-    ledger: Ledger = Ledger()
+    ledger: Ledger = field(default_factory=Ledger)
     drift: tuple[DriftLine, ...] = ()
     sampled: int = 0
     status: TrajectoryStatus = "COMPLETED"
