@@ -33,5 +33,8 @@ accept: $(BIN)/polar  ## The acceptance runs of full size.
 bench: $(BIN)/polar
 	$(BIN)/python bench/gateway.py
 
+docs: $(BIN)/polar  ## docs/reference.md and the tables that are made from the code.
+	$(BIN)/python scripts/make_reference.py
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

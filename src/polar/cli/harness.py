@@ -12,7 +12,7 @@ from rich.table import Table
 
 from polar.cli.output import err, out
 from polar.errors import ConfigError
-from polar.harness import Endpoint, install, installed, named, registered, run
+from polar.harness import Endpoint, Options, install, installed, named, registered, run
 
 app = typer.Typer(help="Install, look at, run and check the harness CLIs.", no_args_is_help=True)
 
@@ -55,6 +55,7 @@ def run_harness(
     dialect: Annotated[str | None, typer.Option(help="Default: the first that it speaks.")] = None,
     cwd: Annotated[Path, typer.Option(help="Where it works.")] = Path(),
     timeout_s: Annotated[float, typer.Option(help="Wall time in seconds.")] = 600.0,
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: more arguments for the harness; the command of `shell`.")] = None,
 ) -> None:
     """Run a harness once against a session; the exit code is true."""
     harness = named(name)
@@ -65,7 +66,7 @@ def run_harness(
     endpoint = Endpoint(base_url, key, chosen, "polar")
     text = sys.stdin.read() if prompt == "-" else prompt
     home = Path(tempfile.mkdtemp(prefix=f"polar-{name}-"))
-    result = run(name, text, endpoint, cwd, timeout_s, home=home)
+    result = run(name, text, endpoint, cwd, timeout_s, home=home, options=Options(extra_args=tuple(arguments or ())))
     out.print(result.answer or "(no answer)", markup=False, highlight=False)
     if result.problem:
         err.print(f"{name}: {result.problem}; its output is in {home}", style="red", highlight=False)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import orjson
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from polar.cli.control import call, running, store_url
 from polar.cli.guide import guide
@@ -65,7 +65,7 @@ def list_sessions(store: StoreOption = None, limit: Annotated[int, typer.Option(
             rows.append((record, len(heads), sum(head.sampled for head in heads)))
         return rows
 
-    table = Table("session", "kind", "state", "age", "calls", "sampled tokens")
+    table = Table(Column("session", no_wrap=True), "kind", "state", "age", "calls", "sampled tokens")
     for record, calls, tokens in with_store(store, read):
         state = "open" if record.closed is None else "closed"
         table.add_row(record.id, record.kind, state, age(time.time() - record.created), str(calls), str(tokens))

@@ -225,5 +225,6 @@ def _tops(meta: JsonObject) -> list[list[tuple[int | str, float]]] | None:
 
 
 def _version_of(meta: JsonObject) -> str | None:
+    """The server says "default" until somebody tells it a version: that is none."""
     version = meta.get("weight_version")
-    return None if version is None else str(version)
+    return None if version in (None, "default") else str(version)

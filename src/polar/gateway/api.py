@@ -42,6 +42,7 @@ HINT_HEADERS = (
     "thread-id",
     "x-session-id",
     "x-session-affinity",
+    "x-parent-session-id",
     "x-claude-code-session-id",
     "x-claude-code-agent-id",
     "x-openai-subagent",

@@ -23,7 +23,7 @@ class EngineConfig(_Strict):
 
     urls: list[str]
     """Servers of this model, with or without `/v1`; a session stays with its own, a dead one is left."""
-    kind: Literal["vllm", "sglang", "openai"] = "vllm"
+    kind: str = "vllm"
     """Which wire the servers speak; `polar engine` speaks vLLM's."""
     model: str | None = None
     """The name at the engine; `None`: the first one that it serves."""
@@ -109,7 +109,6 @@ class GatewayConfig(_Strict):
     """Whether engines are checked at start; without it nothing is called trainable."""
     shutdown_s: float = 30.0
     """How long calls in flight may go on after a signal to stop."""
-    log_content: bool = False
     cache_mb: int = 256
     """Memory for recent completions (the next turn's parents)."""
 

@@ -34,7 +34,10 @@ class Served:
         if engines is None:
             if not config.urls:
                 raise ConfigError(f"engines.{name}.urls: name at least one URL")
-            kind = engine_kinds()[config.kind]
+            kinds = engine_kinds()
+            if config.kind not in kinds:
+                raise ConfigError(f"engines.{name}.kind: {config.kind!r} is not known; there are {', '.join(kinds)}")
+            kind = kinds[config.kind]
             engines = [kind(url, api_key=config.api_key, timeout_s=config.timeout_s) for url in config.urls]
         self.name = name
         self.config = config
@@ -188,12 +191,15 @@ class Served:
 
     def health(self) -> JsonObject:
         report = self.report
+        problems = ["engine was not checked"] if report is None else list(report.problems)
+        if not self.config.trained:
+            problems.append("engine is configured as untrained")
         return {
             "model": self.model,
             "mode": self.mode,
             "mode_reason": self.mode_reason,
-            "trainable": bool(report and report.trainable and self.config.trained),
-            "problems": ["engine was not checked"] if report is None else report.problems,
+            "trainable": not problems,
+            "problems": problems,
             "logprobs": None if report is None else report.logprobs,
             "context": self.info.context,
             "engines": self.pool.health(),
