@@ -197,6 +197,15 @@ def test_7_1_edited_arguments_win_and_untouched_ones_are_restored(session: Sessi
     assert sent.reasoning == "plan"
 
 
+def test_7_1c_a_call_that_merely_has_the_same_number_gets_no_thinking(session: Session) -> None:
+    first = Message("assistant", thinking=(Thinking("about a"),), tool_calls=(ToolCall("call_0", "bash", '{"command":"a"}'),))
+    session.say(session.ask(user("u"), first, result(first.tool_calls[0]), tools=TOOLS), "done<|im_end|>")
+    other = Message("assistant", tool_calls=(ToolCall("call_0", "bash", '{"command":"b"}'),))
+    plan = session.ask(user("u"), other, result(other.tool_calls[0]), tools=TOOLS)
+    assert plan.parent == 0
+    assert plan.request.messages[1] == other
+
+
 def test_7_1b_after_an_edit_in_the_middle_later_answers_are_restored_too(session: Session) -> None:
     messages = [system(), user("u")]
     for _ in range(3):

@@ -6,6 +6,7 @@ are restored if their parsed values are equal; where the values differ, the harn
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from dataclasses import replace
 from polar.chat import Message, ToolCall
 from polar.tokens import pointers
 from polar.tokens.fingerprint import canonical_json, message_digest
+
+_OURS = re.compile(rf"[0-9a-f]{{{pointers.LENGTH + 2}}}")
 
 
 def restore(messages: tuple[Message, ...], recorded: Sequence[Message], shared: int) -> tuple[Message, ...]:
@@ -88,8 +91,11 @@ def _restored(
         found = calls.get(_bare(call.id))
         if found is not None:
             original_call, source = found
-            thinking = source.thinking or thinking
-            if original_call.name == call.name and canonical_json(original_call.arguments) == canonical_json(call.arguments):
+            same = original_call.name == call.name and canonical_json(original_call.arguments) == canonical_json(call.arguments)
+            if same or _OURS.fullmatch(_bare(call.id)):
+                # any other id alone proves nothing: harnesses and dialects number their calls from 0
+                thinking = source.thinking or thinking
+            if same:
                 call = replace(call, arguments=original_call.arguments)
         restored.append(call)
     return replace(message, thinking=thinking, tool_calls=tuple(restored))
