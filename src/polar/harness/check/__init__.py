@@ -63,7 +63,7 @@ async def check_async(
     Missing harnesses are installed first. `keep` names a folder in which homes, work and stores stay for a look. Raises `ConfigError`
     for an unknown name and `HarnessError` where an installation fails; what a CLI does wrong is in its row's `problems`.
     """
-    chosen = tuple(names) if names else all_names()
+    chosen, modes = tuple(names) if names else all_names(), tuple(modes)
     unknown = [name for name in chosen if name not in all_names()]
     if unknown:
         raise ConfigError(f"cannot check {', '.join(unknown)}; there are: {', '.join(all_names())}")
@@ -95,6 +95,8 @@ async def _check_one(item: Subject, dialect: Dialect, mode: Mode, bridging: bool
                 await _edit_history(lab, relay, row)
         if mode == "tokens" and bridging:
             await _play_without_bridging(item, lab, relay, tokenizer_dir, folder, row)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        row.problems.append(f"the gateway did not answer a request that was played again: {error!r}")
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
