@@ -194,7 +194,8 @@ class Sampler:
             return Reply(text=opened + f"I would say that {canary} is", finish="length")
         if kind < 6 and names:
             calls = [
-                f'<tool_call>\n{{"name": "{rng.choice(names)}", "arguments": {{"path" :"{canary}/\\u00e4",  "limit":{number}.0}}}}\n</tool_call>'
+                f'<tool_call>\n{{"name": "{rng.choice(names)}", "arguments": '
+                f'{{"path" :"{canary}/\\u00e4",  "limit":{number}.0}}}}\n</tool_call>'
                 for number in range(rng.choice([1, 1, 2]))
             ]
             return Reply(text=opened + (f"Looking at {canary}.\n" if rng.random() < 0.5 else "") + "\n".join(calls))
