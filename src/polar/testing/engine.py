@@ -25,7 +25,7 @@ from polar.engine.play import Output, collect, play
 from polar.engine.text import CHATML, ByteTokenizer, JinjaTemplate, load_text, normalise_messages
 from polar.engines.base import Chunk, Engine, EngineInfo, Generation, Ids, MessagesRequest, TokensRequest
 from polar.engines.chat import answer_message, chat_body, finish_reason, tools_body
-from polar.errors import CallError, ContextOverflow, EngineUnavailable
+from polar.errors import CallError, ContextOverflow, EngineRejected, EngineUnavailable
 from polar.testing.serve import Running, serve_app
 
 
@@ -239,9 +239,11 @@ class ScriptedEngine(Engine):
     async def chat(self, request: MessagesRequest) -> list[Generation]:
         body = chat_body(request)
         tools = body.get("tools")
-        prompt = self.template.render(
-            normalise_messages(_images_as_text(body["messages"])), tools, **(body.get("chat_template_kwargs") or {})
-        )
+        try:
+            messages = normalise_messages(_images_as_text(body["messages"]))
+            prompt = self.template.render(messages, tools, **(body.get("chat_template_kwargs") or {}))
+        except ApiError as error:
+            raise _as_call_error(error) from error
         prompt_ids = self.tokenizer.encode(prompt)
         params = self._params(len(prompt_ids), request.sampling, (), request.top_logprobs)
         outputs = await self._outputs(Job(prompt_ids, params, "messages", body), request.n)
@@ -315,6 +317,8 @@ def _as_call_error(error: Exception) -> Exception:
         return EngineUnavailable("the engine closed the connection before its answer was complete")
     if isinstance(error.__cause__, CallError):
         return error.__cause__
+    if isinstance(error, ApiError) and 400 <= error.status < 500:
+        return EngineRejected(error.message, status=error.status, param=error.param)
     return EngineUnavailable(str(error))
 
 

@@ -91,11 +91,11 @@ def _restored(
         found = calls.get(_bare(call.id))
         if found is not None:
             original_call, source = found
-            same = original_call.name == call.name and canonical_json(original_call.arguments) == canonical_json(call.arguments)
-            if same or _OURS.fullmatch(_bare(call.id)):
+            equal = original_call.name == call.name and canonical_json(original_call.arguments) == canonical_json(call.arguments)
+            if equal or _OURS.fullmatch(_bare(call.id)):
                 # any other id alone proves nothing: harnesses and dialects number their calls from 0
                 thinking = source.thinking or thinking
-            if same:
+            if equal:
                 call = replace(call, arguments=original_call.arguments)
         restored.append(call)
     return replace(message, thinking=thinking, tool_calls=tuple(restored))
