@@ -10,7 +10,7 @@ from polar.trajectory.builders import Builder, PerRequest, PrefixMerging, Rows, 
 from polar.trajectory.credit import Group, advantages, credit, groups
 from polar.trajectory.drift import DriftLine, DriftTotal, aggregate
 from polar.trajectory.forest import Forest
-from polar.trajectory.ledger import ConservationError, Ledger, Line, Reason
+from polar.trajectory.ledger import ConservationError, FaithfulnessError, LawBroken, Ledger, Line, Reason
 from polar.trajectory.row import Span, Trace, Trajectory
 from polar.trajectory.selection import Options
 from polar.trajectory.tags import Recipe, recipe
@@ -21,8 +21,10 @@ __all__ = [
     "ConservationError",
     "DriftLine",
     "DriftTotal",
+    "FaithfulnessError",
     "Forest",
     "Group",
+    "LawBroken",
     "Ledger",
     "Line",
     "Options",

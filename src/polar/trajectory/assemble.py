@@ -66,7 +66,7 @@ class Job:
             if piece.trained is not None:
                 assert record.logprobs is not None
                 mask[piece.start : end] = piece.trained
-                logprobs[piece.start : end] = np.where(piece.trained, record.logprobs[: end - piece.start], 0)
+                np.copyto(logprobs[piece.start : end], record.logprobs[: end - piece.start], where=piece.trained)
                 tags |= record.tags
         if any(span.finish == "length" for span in spans):
             tags.add("truncated")

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Protocol
 
 from polar.harness.base import Tag
-from polar.records import Cause, Completion, Ids
+from polar.records import Cause, Completion
 from polar.tokens.drift import Reason as Suspicion
-from polar.tokens.drift import find_break, first_difference
+from polar.tokens.drift import find_break
 from polar.trajectory.drift import SIDE_CALL, DriftLine
 from polar.trajectory.forest import Forest
 from polar.trajectory.ledger import Line, Reason
@@ -141,30 +141,24 @@ def _forked(tag: Tag, parent: int) -> tuple[str, str]:
 def _line(
     forest: Forest, number: int, against: int, cause: str, detail: str, lost: int, harness: str, tokenizer: Decoder | None
 ) -> DriftLine:
-    node = forest.nodes[number]
-    prompt, before = forest.prompt(number), forest.stream(against)
-    position = first_difference(prompt, before)
-    place = len(before) if position is None else position
+    node, end = forest.nodes[number], forest.nodes[against].end
+    place = min(forest.common(number, against), node.start)
+    start, stop = max(0, place - _SHOWN_BEFORE), place + _SHOWN_AFTER
+    before, after = forest.piece(against, start, stop), forest.piece(number, start, min(stop, node.start))
     return DriftLine(
         completion=number,
         parent=against,
         cause=cause,
         position=place,
-        dropped=len(before) - place,
-        repeated=len(prompt),
+        dropped=end - place,
+        repeated=node.start,
         lost=lost,
-        before_id=int(before[place]) if place < len(before) else None,
-        after_id=int(prompt[place]) if place < len(prompt) else None,
-        before=_decoded(before, place, tokenizer),
-        after=_decoded(prompt, place, tokenizer),
+        before_id=int(before[place - start]) if place < end else None,
+        after_id=int(after[place - start]) if place < node.start else None,
+        before="" if tokenizer is None else tokenizer.decode(before.tolist()),
+        after="" if tokenizer is None else tokenizer.decode(after.tolist()),
         detail=detail,
         harness=harness,
         dialect=node.record.dialect,
         mode=node.record.mode,
     )
-
-
-def _decoded(ids: Ids, place: int, tokenizer: Decoder | None) -> str:
-    if tokenizer is None:
-        return ""
-    return tokenizer.decode(ids[max(0, place - _SHOWN_BEFORE) : place + _SHOWN_AFTER].tolist())

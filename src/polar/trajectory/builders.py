@@ -2,7 +2,7 @@
 
 `prefix_merging` obeys laws 1 to 3 by construction: a row is a path of the token forest, from a root to a completion that no trained one
 goes on from, with mask 1 on the sampled runs that this row trains. `per_request` makes one row of every completion. Both end in `check`,
-which accounts for every sampled token and raises `ConservationError` if one is lost, doubled or not the engine's own.
+which accounts for every sampled token and raises `LawBroken` if one is lost, doubled, not the engine's own or out of its context.
 
 Others register under the entry point group `polar.builders`: a `Builder` subclass, by the name that tasks give as `builder.strategy`.
 """
@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from polar.records import Completion, Session
 from polar.trajectory.assemble import Job, Piece
 from polar.trajectory.breaks import Decoder, report, roots_and_breaks
 from polar.trajectory.forest import Forest
-from polar.trajectory.ledger import ConservationError, Coverage, Ledger, Line, Reason
+from polar.trajectory.ledger import ConservationError, Coverage, FaithfulnessError, Ledger, Line, Reason
 from polar.trajectory.row import Trace, Trajectory
 from polar.trajectory.selection import DEFAULTS, Options, Selection, select
 from polar.trajectory.splice import splice
@@ -55,7 +56,7 @@ class Builder(ABC):
         """The session's trajectory, without reward. The same set of completions gives the same one, in whatever order it was added.
 
         `known` is the harness's recipe, worked out from the session where it is not given; with a `tokenizer` the drift report has text.
-        Raises `ConservationError` if tokens would be lost: a bug of the builder.
+        Raises `LawBroken` if the rows break a law: a bug of the builder.
         """
         known = known or recipe(session, forest.records())
         chosen = select(forest, known.tag, self.options)
@@ -152,8 +153,11 @@ def build(
 
 
 def check(forest: Forest, traces: Sequence[Trace], lines: Iterable[Line]) -> None:
-    """Law 3, and law 1 as far as rows go. Raises `ConservationError` unless every sampled token stands exactly once in a trained span of
-    `traces` or in `lines`, with the id and the log-probability that the engine gave."""
+    """Laws 1 to 3 for a session's rows and ledger, whoever made them.
+
+    Every sampled token must stand exactly once in a trained span of `traces` or in `lines` (else `ConservationError`), with the id and the
+    log-probability that the engine gave, and, in a row that says it is faithful, after exactly its prompt (else `FaithfulnessError`).
+    """
     covered = Coverage(forest.sampled())
     for trace in traces:
         for span in trace.spans:
@@ -162,14 +166,29 @@ def check(forest: Forest, traces: Sequence[Trace], lines: Iterable[Line]) -> Non
                 raise ConservationError(f"a row has a span of completion {span.completion}, which sampled nothing after a known prompt")
             mask, count = trace.mask[span.start : span.end], len(span)
             if not np.array_equal(trace.ids[span.start : span.end], node.sampled[:count]):
-                raise ConservationError(f"a row's ids {span.start}..{span.end} are not what completion {span.completion} sampled")
-            if not span.trained:
-                continue
-            if node.logprobs is None or not np.array_equal(trace.logprobs[span.start : span.end][mask], node.logprobs[:count][mask]):
-                raise ConservationError(f"a row's log-probabilities of completion {span.completion} are not the engine's")
-            covered.add(span.completion, mask)
+                raise FaithfulnessError(f"a row's ids {span.start}..{span.end} are not what completion {span.completion} sampled")
+            if span.trained:
+                if node.logprobs is None or not np.array_equal(trace.logprobs[span.start : span.end][mask], node.logprobs[:count][mask]):
+                    raise FaithfulnessError(f"a row's log-probabilities of completion {span.completion} are not the engine's")
+                covered.add(span.completion, mask)
+        if trace.faithful and trace.spans:
+            _check_context(forest, trace)
     covered.add_lines(lines)
     covered.check()
+
+
+def _check_context(forest: Forest, trace: Trace) -> None:
+    """The row starts with the last span's prompt, and each span's stream is where the next one's prompt starts, so that every span stands
+    after its own prompt. Linear in the row."""
+    last = trace.spans[-1]
+    if not np.array_equal(trace.ids[: last.start], forest.prompt(last.completion)):
+        raise FaithfulnessError(f"in a row of session {trace.session!r}, completion {last.completion} does not follow its own prompt")
+    for span in trace.spans:
+        if forest.nodes[span.completion].start != span.start:
+            raise FaithfulnessError(f"completion {span.completion} stands at {span.start} of a row, after a prompt of another length")
+    for before, span in pairwise(trace.spans):
+        if not forest.extends(span.completion, before.completion):
+            raise FaithfulnessError(f"the prompt of completion {span.completion} does not extend completion {before.completion} before it")
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------

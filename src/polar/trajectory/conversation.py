@@ -16,6 +16,8 @@ from polar.chat import Image, JsonObject, Message, Part, Text, Thinking, Tool, T
 
 def plain(message: Message) -> Message:
     """The message without what only its session understands."""
+    if not message.thinking and not message.refs:
+        return message
     thinking = (Thinking(message.reasoning),) if message.reasoning else ()
     if message.refs or message.thinking != thinking:
         return Message(message.role, message.content, thinking, message.tool_calls, message.tool_call_id, message.name)

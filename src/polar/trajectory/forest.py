@@ -13,13 +13,16 @@ pass and walks the tree from its end, so that the work in Python does not grow w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polar.records import Completion, Floats, Ids
+
+_fields_of = attrgetter(*(f.name for f in fields(Completion)))
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +110,8 @@ class Forest:
         prompt = _ids(completion.prompt_ids, completion.number)
         if self._known(completion, prompt, sampled):
             return
-        record = replace(completion, prompt_ids=None)
+        record = Completion(*_fields_of(completion))
+        record.prompt_ids = None
         if not len(sampled):
             self.empty[completion.number] = record
         elif not len(prompt):
@@ -137,6 +141,39 @@ class Forest:
 
     def prompt(self, number: int) -> Ids:
         return self.stream(number)[: self.nodes[number].start]
+
+    def piece(self, number: int, start: int, end: int) -> Ids:
+        """The ids `start..end` of a completion's stream, fewer where it ends before."""
+        pieces: list[Ids] = []
+        edge: _Edge | None = self.nodes[number].edge
+        while edge is not None and edge.end > start:
+            pieces.append(edge.ids[max(0, start - edge.start) : max(0, end - edge.start)])
+            edge = edge.parent
+        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, np.int32)
+
+    def common(self, number: int, other: int) -> int:
+        """The number of leading ids that two streams share: the depth at which they part in the tree."""
+        path: set[int] = set()
+        edge: _Edge | None = self.nodes[number].edge
+        while edge is not None:
+            path.add(id(edge))
+            edge = edge.parent
+        edge = self.nodes[other].edge
+        while id(edge) not in path:
+            assert edge.parent is not None  # both paths end at the root
+            edge = edge.parent
+        return edge.end
+
+    def same_prompt(self, numbers: Iterable[int]) -> list[list[int]]:
+        """The numbers in groups of equal prompts: those of one length that end at one place of the tree."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for number in numbers:
+            node = self.nodes[number]
+            edge = node.edge
+            while edge.start >= node.start and edge.parent is not None:
+                edge = edge.parent
+            groups.setdefault((id(edge), node.start), []).append(number)
+        return list(groups.values())
 
     def extends(self, number: int, other: int) -> bool:
         """Whether this completion's prompt starts with the whole stream of the other."""

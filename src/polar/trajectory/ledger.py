@@ -14,6 +14,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from polar.errors import PolarError
+
 
 class Reason(StrEnum):
     """Why sampled tokens are not trained."""
@@ -84,39 +86,56 @@ class Ledger:
         return dict(found.most_common())
 
 
-class ConservationError(Exception):
-    """A builder lost, doubled or invented sampled tokens. A bug in the builder, never in a session."""
+class LawBroken(PolarError):
+    """A builder's rows and ledger break a law: a bug in the builder, never in a session."""
+
+
+class ConservationError(LawBroken):
+    """Sampled tokens are lost, doubled or invented (law 3)."""
+
+
+class FaithfulnessError(LawBroken):
+    """A trained token is not the engine's, or stands after other ids than the engine saw before it (laws 1 and 2)."""
 
 
 class Coverage:
-    """Counts how often each sampled id of a session is accounted for.
-
-    `sampled` maps the completions' numbers to their numbers of sampled ids.
-    """
+    """Accounts for each sampled id of a session. `sampled` maps the completions' numbers to their numbers of sampled ids."""
 
     def __init__(self, sampled: Mapping[int, int]) -> None:
-        self._seen: dict[int, NDArray[np.uint16]] = {number: np.zeros(count, np.uint16) for number, count in sampled.items()}
+        self._sampled = sampled
+        self._starts: dict[int, int] = {}
+        total = 0
+        for number, count in sampled.items():
+            self._starts[number] = total
+            total += count
+        self._seen = np.zeros(total, np.bool_)
 
     def add(self, completion: int, trained: NDArray[np.bool_], start: int = 0) -> None:
-        """Accounts for the ids `start..start + len(trained)` of a completion where `trained: bool[n]` is true."""
-        seen = self._seen.get(completion)
-        if seen is None:
-            raise ConservationError(f"completion {completion} sampled nothing, but a row or the ledger has tokens of it")
-        if not 0 <= start <= start + len(trained) <= len(seen):
-            raise ConservationError(f"completion {completion} sampled {len(seen)} tokens, not {start}..{start + len(trained)}")
-        seen[start : start + len(trained)] += trained
+        """Accounts for the ids `start..start + len(trained)` of a completion where `trained: bool[n]` is true. Raises `ConservationError`
+        for one that was accounted for before, or that was never sampled."""
+        count = self._sampled.get(completion, 0)
+        if not 0 <= start <= start + len(trained) <= count:
+            raise ConservationError(f"completion {completion} sampled {count} tokens, and a row or the ledger has {start + len(trained)}")
+        at = self._starts.get(completion, 0) + start
+        seen = self._seen[at : at + len(trained)]
+        twice = seen & trained
+        if twice.any():
+            raise ConservationError(f"the sampled token {start + int(twice.argmax())} of completion {completion} is accounted for twice")
+        seen |= trained
 
     def add_lines(self, lines: Iterable[Line]) -> None:
         for line in lines:
             self.add(line.completion, np.ones(line.tokens, np.bool_), line.start)
 
     def check(self) -> None:
-        """Raises `ConservationError` unless every sampled id was accounted for once."""
-        for number, seen in self._seen.items():
-            wrong = seen != 1
-            if wrong.any():
-                place = int(wrong.argmax())
+        """Raises `ConservationError` if a sampled id was not accounted for."""
+        if self._seen.all():
+            return
+        for number, count in self._sampled.items():
+            seen = self._seen[self._starts[number] : self._starts[number] + count]
+            if not seen.all():
+                missing = int(np.count_nonzero(~seen))
                 raise ConservationError(
-                    f"the sampled token {place} of completion {number} is accounted for {seen[place]} times; once is right "
-                    f"({int(np.count_nonzero(wrong))} of its {len(seen)} tokens are wrong)"
+                    f"{missing} of the {count} tokens that completion {number} sampled are in no row and not in the ledger, "
+                    f"the first at {int(seen.argmin())}"
                 )

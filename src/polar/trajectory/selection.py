@@ -161,15 +161,10 @@ def abandoned_retries(forest: Forest) -> dict[int, int]:
 
 def tries(forest: Forest) -> list[list[int]]:
     """Calls with equal prompts, in groups of two and more, each in order. The choices of one request are no tries of each other."""
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    choices: dict[int, list[int]] = defaultdict(list)
     for number, node in sorted(forest.nodes.items()):
-        alike[node.start, node.record.choice].append(number)
-    groups: dict[tuple[int, bytes], list[int]] = defaultdict(list)
-    for (_, choice), numbers in alike.items():
-        if len(numbers) > 1:
-            for number in numbers:
-                groups[choice, forest.prompt(number).tobytes()].append(number)
-    return [group for group in groups.values() if len(group) > 1]
+        choices[node.record.choice].append(number)
+    return [group for numbers in choices.values() for group in forest.same_prompt(numbers) if len(group) > 1]
 
 
 def _measure(node: Node, options: Options, found: Selection) -> Refusal | None:
