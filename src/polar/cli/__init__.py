@@ -8,11 +8,15 @@ import typer
 
 from polar import __version__
 from polar.cli.demo import demo
+from polar.cli.drift import drift
 from polar.cli.engine import engine
+from polar.cli.export import export
 from polar.cli.gateway import gateway
 from polar.cli.harness import app as harness_app
 from polar.cli.output import err
+from polar.cli.rebuild import rebuild
 from polar.cli.session import app as session_app
+from polar.cli.trace import app as trace_app
 from polar.errors import PolarError
 
 app = typer.Typer(
@@ -25,8 +29,12 @@ app = typer.Typer(
 app.command()(gateway)
 app.command()(engine)
 app.command()(demo)
+app.command()(drift)
+app.command()(rebuild)
+app.command()(export)
 app.add_typer(session_app, name="session")
 app.add_typer(harness_app, name="harness")
+app.add_typer(trace_app, name="trace")
 
 
 @app.callback(invoke_without_command=True)

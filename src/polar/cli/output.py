@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 
 import orjson
 from rich.console import Console
 
-out = Console()
+PLAIN_WIDTH = 160
+"""Columns where there is no terminal to ask: tables in a file or a pipe are for reading, too."""
+
+out = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 err = Console(stderr=True)
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}

@@ -85,10 +85,20 @@ def _same_opening(match: Match, request: ChatRequest, parent: Completion) -> Mat
         if common >= len(parent.messages):
             return _because(match, Cause.HISTORY_EDITED, f"the answer of completion {parent.number} is left out")
         return _because(match, Cause.COMPACTION, f"the history after message {common} is replaced")
-    if len(new) < len(old) and not any(message.role == "assistant" for message in request.messages[common:]):
-        return _because(match, Cause.COMPACTION, f"the history after message {common} is replaced")
     edited = request.messages[common]
+    answered = any(message.role == "assistant" for message in request.messages[common:])
+    if len(new) < len(old) and (not answered or _replaced(recorded[common], edited)):
+        return _because(match, Cause.COMPACTION, f"the history after message {common} is replaced")
     return _because(match, Cause.HISTORY_EDITED, f"message {common} ({edited.role}) differs" + _edit(recorded, edited, common))
+
+
+def _replaced(original: Message, edited: Message) -> bool:
+    """Whether a message took another's place (a summary, say), rather than being an edit of it: less than half of the text is kept."""
+    if original.role != edited.role:
+        return True
+    old, new = original.text, edited.text
+    kept = _common(old, new) + _common(old[::-1], new[::-1])
+    return 2 * kept < max(len(old), len(new))
 
 
 def _edit(recorded: list[Message], edited: Message, place: int) -> str:
