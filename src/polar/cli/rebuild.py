@@ -1,0 +1,100 @@
+"""`polar rebuild`: trajectories again, from stored sessions, with another builder or credit. No inference."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+from rich.table import Table
+
+from polar.cli.control import store_url
+from polar.cli.export import BuilderOption, CreditOption, LabelsOption, OptionOption, builder_options
+from polar.cli.output import err
+from polar.errors import ConfigError
+from polar.export.facts import facts_of, read_labels
+from polar.export.plan import every_session
+from polar.export.trajectories import Maker
+from polar.records import Session
+from polar.store import open_store
+from polar.store.base import Store
+
+
+def rebuild(
+    sessions: Annotated[list[str] | None, typer.Argument(help="Session ids; default: all of the store.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: standard output.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="Path or URL of the store; default: the gateway's.")] = None,
+    builder: BuilderOption = "prefix_merging",
+    option: OptionOption = None,
+    credit: CreditOption = "broadcast",
+    rewards: LabelsOption = None,
+) -> None:
+    """Make trajectories of stored sessions, one JSON line each: rows, ledger, drift report. Needs no model."""
+    maker = Maker(builder, builder_options(option), credit)
+    labels = dict(read_labels(rewards)) if rewards is not None else {}
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+
+    async def run() -> None:
+        opened = open_store(store_url(store))
+        try:
+            with _output(output) as file:
+                async for session in chosen(opened, sessions):
+                    trajectory = await maker.trajectory(opened, facts_of(session, labels.get(session.id)))
+                    file.write(trajectory.dumps() + b"\n")
+                    counts.update(sessions=1, rows=len(trajectory.traces), breaks=len(trajectory.drift))
+                    counts.update(sampled=trajectory.sampled, in_rows=trajectory.in_rows, ledger=trajectory.ledger.tokens)
+                    reasons.update(trajectory.ledger.by_reason())
+                    for warning in trajectory.warnings:
+                        err.print(f"{session.id}: {warning}", style="yellow", highlight=False, markup=False)
+        finally:
+            await opened.aclose()
+
+    asyncio.run(run())
+    _summary(counts, reasons)
+
+
+async def chosen(store: Store, ids: list[str] | None) -> AsyncIterator[Session]:
+    """The sessions of these ids, or all, newest first. Raises `ConfigError` for an id that the store does not have."""
+    if not ids:
+        async for session in every_session(store):
+            yield session
+        return
+    for session_id in ids:
+        found = await store.session(session_id)
+        if found is None:
+            raise ConfigError(f"no session is called {session_id!r} in this store; see: polar session list")
+        yield found
+
+
+@contextmanager
+def _output(path: Path | None) -> Iterator[BinaryIO]:
+    """Standard output, or a file that appears under its name when it is complete."""
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        file = temporary.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        with file:
+            yield file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _summary(counts: Counter[str], reasons: Counter[str]) -> None:
+    table = Table("sessions", "rows", "breaks", "sampled", "in rows", "in the ledger")
+    table.add_row(*(f"{counts[name]:,}" for name in ("sessions", "rows", "breaks", "sampled", "in_rows", "ledger")))
+    err.print(table)
+    for reason, tokens in reasons.most_common():
+        err.print(f"  {tokens:,} tokens in the ledger: {reason}", highlight=False)
