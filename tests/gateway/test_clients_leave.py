@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 from gateway_players import NAMES, PLAYERS, Chat, Google, Player, until
 
@@ -205,4 +206,42 @@ async def test_a_client_that_leaves_while_it_sends_leaves_no_trace(gateway: Open
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
         await gw.gateway.api(scope, receive, send)
         assert sent == []
+        assert await gw.completions(session) == []
+
+
+async def test_a_live_answer_is_adopted_from_its_beginning(gateway: Open) -> None:
+    async with gateway([Reply("one two three four", token_delay_s=0.03)], grace_s=5.0, stream="live") as gw:
+        session, client = await gw.session()
+        exchange = Chat().user("Go.").start(client, True)
+        await until(lambda: b"two" in exchange.answer.body)
+        exchange.leave()
+        await exchange.finished()
+        assert (await Chat().user("Go.").turn(client, True)).text == "one two three four"
+        assert len(gw.engine.calls) == 1
+        assert [made.status for made in await gw.completions(session)] == ["complete"]
+
+
+async def test_a_session_that_ends_while_a_body_is_coming_records_nothing(gateway: Open) -> None:
+    async with gateway([]) as gw:
+        session, client = await gw.session()
+        ready, waiting = asyncio.Event(), asyncio.Event()
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            waiting.set()
+            await ready.wait()
+            return {"type": "http.request", "body": orjson.dumps(Chat().user("Go.").body(False))}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        path = f"/s/{client.key}/v1/chat/completions"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+        request = asyncio.create_task(gw.gateway.api(scope, receive, send))
+        await waiting.wait()
+        await gw.gateway.close_session(session)
+        ready.set()
+        await request
+        assert sent[0]["status"] == 410
+        assert gw.engine.calls == []
         assert await gw.completions(session) == []

@@ -225,3 +225,17 @@ async def test_google_model_names_may_hold_slashes_and_colons(gateway: Open, nam
             assert answer.status == 200
         assert (await client.post(f"/v1beta/models/{name}:generateContent", Google().user("Go.").body(False))).status == 200
         assert (await gw.completions(session))[0].model_requested == name
+
+
+async def test_several_choices_of_a_live_session_are_replayed(gateway: Open) -> None:
+    async with gateway(["One.", "Two."], stream="live") as gw:
+        session, client = await gw.session()
+        player = Chat().user("Go.")
+        player.extra = {"n": 2}
+        answer = await player.send(client, True)
+        said = ["", ""]
+        for event in answer.events()[:-1]:
+            for choice in event["choices"]:
+                said[choice["index"]] += choice["delta"].get("content") or ""
+        assert said == ["One.", "Two."]
+        assert [made.answer.text for made in await gw.completions(session)] == said

@@ -53,6 +53,10 @@ HINT_HEADERS = (
 """Headers that harness recipes read to tag a call. None of them ever decides whose session it is."""
 
 
+CLIENT_LEFT = 499
+"""What metrics call the status of an answer that had no taker (nginx's number for it)."""
+
+
 class Upgrade(CallError):
     """A WebSocket upgrade: refused so that the client falls back to HTTP at once."""
 
@@ -124,7 +128,7 @@ class ModelApi:
         metrics = self._context.metrics
         if reply.gone:
             metrics.left.inc()
-        metrics.requests.labels(request.dialect.name, operation, str(reply.status)).inc()
+        metrics.requests.labels(request.dialect.name, operation, str(reply.status or CLIENT_LEFT)).inc()
         metrics.request_seconds.labels(request.dialect.name).observe(time.perf_counter() - began)
 
     async def _refuse(self, request: Request, reply: Responder, error: CallError) -> None:
@@ -186,6 +190,7 @@ class ModelApi:
         digest = digest_of(request.dialect, request.route, raw)
         call = next((call for call in state.calls.get(digest, ()) if call.adopt()), None)
         if call is None:
+            state.check_open()
             state.check_budget(self._context.clock())
             live = chat.stream and (state.record.settings.get("stream") or self._context.config.stream) == "live"
             incoming = Incoming(request.dialect.name, chat, digest, hints(request), live=live)

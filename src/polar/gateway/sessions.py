@@ -54,6 +54,11 @@ class SessionState:
         self.next_number += count
         return first
 
+    def check_open(self) -> None:
+        """Raises `SessionClosed`. To be asked again after each wait: a session may end while a request's body is still coming."""
+        if self.closed or self.record.closed is not None:
+            raise SessionClosed("this session is closed; nothing was recorded")
+
     def check_budget(self, now: float) -> None:
         """Raises `BudgetExceeded`, naming the stop, if the next call may not be made. Calls in flight are turns already."""
         budgets = self.budgets
@@ -143,8 +148,7 @@ class Sessions:
             state = await self._load(hashed)
         else:
             self._states.move_to_end(hashed)
-        if state.closed or state.record.closed is not None:
-            raise SessionClosed("this session is closed; nothing was recorded")
+        state.check_open()
         return state
 
     async def close(self, session_id: str) -> bool:
