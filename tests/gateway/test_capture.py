@@ -279,6 +279,17 @@ async def test_a_stored_response_can_be_fetched_listed_and_deleted(gateway: Open
         assert len(await gw.completions(session)) == 1
 
 
+async def test_a_stored_response_can_be_fetched_as_its_stream(gateway: Open) -> None:
+    async with gateway([THINKING + "Hi."]) as gw:
+        _, client = await gw.session()
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client, True)
+        again = await client.get(f"/v1/responses/{turn.id}?stream=true")
+        assert again.headers["content-type"] == "text/event-stream"
+        assert again.events() == turn.answer.events()
+
+
 async def test_what_was_not_to_be_stored_cannot_be_fetched(gateway: Open) -> None:
     async with gateway(["Hi."]) as gw:
         _, client = await gw.session()

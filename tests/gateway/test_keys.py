@@ -102,6 +102,14 @@ async def test_the_prefix_wins_over_a_key_in_a_header(gateway: Open, kind: type[
 
 
 @every_player
+async def test_a_base_url_that_ends_in_a_slash_works(gateway: Open, kind: type[Player]) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        player = kind().user("Go.")
+        assert (await client.post("/" + player.path(False), player.body(False))).status == 200
+
+
+@every_player
 async def test_a_closed_session_refuses_and_records_nothing(gateway: Open, kind: type[Player]) -> None:
     async with gateway([]) as gw:
         session, client = await gw.session()

@@ -157,7 +157,13 @@ class ModelApi:
             case Operation.MODEL:
                 await reply.json(200, request.dialect.model(route.params["model"]))
             case Operation.RETRIEVE:
-                await reply.json(200, await self._stored.body(request.dialect, state, route.params["response_id"]))
+                stored, answer = await self._stored.answered(state, route.params["response_id"])
+                if route.params.get("stream") == "true":
+                    encoder = request.dialect.encoder(stored)
+                    await reply.start_stream(encoder)
+                    await reply.finish_stream(b"".join(replay(encoder, [answer])))
+                else:
+                    await reply.json(200, request.dialect.complete(stored, [answer]))
             case Operation.INPUT_ITEMS:
                 await reply.json(200, await self._stored.items(request.dialect, state, route.params))
             case Operation.DELETE:
@@ -376,7 +382,8 @@ def parse_scope(scope: Scope) -> Request:
     key: str | None = None
     if path.startswith("/s/"):
         key, slash, rest = path[3:].partition("/")
-        path = slash + rest or "/"
+        path = slash + rest
+    path = "/" + path.lstrip("/")  # a base URL that ends in a slash makes two of it
     dialects = registered()
     dialect, route = None, None
     for candidate in dialects.values():

@@ -64,8 +64,8 @@ class StoredResponses:
                 last = completion.number
                 yield as_echoed(completion.answer)
 
-    async def body(self, dialect: Dialect, state: SessionState, response_id: str) -> JsonObject:
-        """The stored response as its first caller got it."""
+    async def answered(self, state: SessionState, response_id: str) -> tuple[Reply, Answer]:
+        """A stored response, to be encoded as its first caller got it: whole or as a stream."""
         completion = await self._find(state, response_id)
         reply = Reply(
             request=request_of(completion),
@@ -73,7 +73,7 @@ class StoredResponses:
             created=int(completion.started),
             prompt_tokens=0 if completion.prompt_ids is None else len(completion.prompt_ids),
         )
-        return dialect.complete(reply, [answer_of(completion)])
+        return reply, answer_of(completion)
 
     async def items(self, dialect: Dialect, state: SessionState, params: Mapping[str, str]) -> JsonObject:
         """The input items of a stored response, paged as `params` say."""
