@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -49,6 +50,8 @@ def script(call: Call) -> Reply | str:
             return Reply(error=EngineBusy("slow down", retry_after="7"))
         case "full":
             return Reply(error=EngineOverloaded("full"))
+        case "slow":
+            return Reply("late", delay_s=60)
         case "gone":
             return Reply(error=EngineUnavailable("gone"))
     return "Hi."
@@ -85,7 +88,9 @@ class Listener:
 def listener(qwen3_tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
     engine_config = EngineConfig(urls=[], tokenizer=str(qwen3_tokenizer_dir), renderer="qwen3")
     store = str(tmp_path_factory.mktemp("sdks") / "polar.db")
-    config = GatewayConfig(engines={"default": engine_config}, store=store, port=0, admin_port=0, check=False)
+    config = GatewayConfig(
+        engines={"default": engine_config}, store=store, port=0, admin_port=0, check=False, grace_s=0.05, first_ping_s=0.2
+    )
     ready = threading.Event()
     found: list[Listener] = []
 
@@ -523,3 +528,21 @@ def test_websocket_upgrades_are_refused_over_a_real_socket(listener: Listener) -
     connection.request("GET", f"/s/{key}/v1/responses", headers=headers)
     assert connection.getresponse().status == 426
     connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("after_s", [0.05, 0.4], ids=["before the first byte", "after it"])
+def test_b81_a_closed_socket_ends_the_generation(listener: Listener, stream: bool, after_s: float) -> None:
+    key = listener.key()
+    connection = http.client.HTTPConnection("127.0.0.1", listener.gateway.config.port, timeout=5)
+    connection.request("POST", f"/s/{key}/v1/chat/completions", json.dumps({"model": "m", "messages": ask("slow"), "stream": stream}))
+    deadline = time.monotonic() + 10
+    while not listener.gateway.gate.inflight and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(after_s)
+    connection.close()
+    while listener.gateway.gate.inflight and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert listener.gateway.gate.inflight == 0
+    (made,) = listener.made()
+    assert (made.status, made.untrainable) == ("aborted", "aborted: the client left")

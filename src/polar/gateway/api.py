@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,6 +23,7 @@ from polar.errors import CallError, NotFound
 from polar.gateway.body import ClientLeft, decompress, parse_json, read_body
 from polar.gateway.calls import Call, Context, Incoming
 from polar.gateway.planning import count_prompt
+from polar.gateway.responder import Responder
 from polar.gateway.responses import StoredResponses
 from polar.gateway.served import Models
 from polar.gateway.sessions import Sessions, SessionState, hash_key
@@ -294,84 +295,6 @@ class ModelApi:
         finally:
             upcoming.cancel()
             await asyncio.gather(upcoming, return_exceptions=True)
-
-
-class Responder:
-    """Writes one HTTP answer and notices when its client leaves."""
-
-    def __init__(self, send: Send, receive: Receive) -> None:
-        self._send = send
-        self._receive = receive
-        self._watcher: asyncio.Task[None] | None = None
-        self.started = False
-        self.status = 0
-        self.gone = False
-
-    async def json(self, status: int, body: JsonObject, headers: Mapping[str, str] | None = None, *, head: bool = False) -> None:
-        data = orjson.dumps(body)
-        await self._begin(status, "application/json", headers, length=len(data))
-        await self._put({"type": "http.response.body", "body": b"" if head else data})
-        self._stop()
-
-    async def start_stream(self, encoder: Encoder) -> None:
-        await self._begin(200, encoder.content_type, {"cache-control": "no-cache", "x-accel-buffering": "no"})
-
-    async def send(self, data: bytes) -> None:
-        if data:
-            await self._put({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def finish_stream(self, data: bytes) -> None:
-        await self._put({"type": "http.response.body", "body": data})
-        self._stop()
-
-    async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
-        """Until the future is done or the time is up; `ClientLeft` if the client goes first."""
-        watcher = self._watch()
-        await asyncio.wait({future, watcher}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if watcher.done() and not future.done():
-            self.gone = True
-            raise ClientLeft
-
-    async def unless_gone(self, awaitable: Awaitable[Any]) -> Any:
-        future = asyncio.ensure_future(awaitable)
-        try:
-            while not future.done():
-                await self.wait(future, 3600.0)
-            return future.result()
-        finally:
-            future.cancel()
-            if future.done() and not future.cancelled():
-                future.exception()
-
-    def _watch(self) -> asyncio.Task[None]:
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._until_gone())
-        return self._watcher
-
-    async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    def _stop(self) -> None:
-        if self._watcher is not None:
-            self.gone = self._watcher.done()
-            self._watcher.cancel()
-
-    async def _begin(self, status: int, content_type: str, headers: Mapping[str, str] | None = None, length: int | None = None) -> None:
-        self.started = True
-        self.status = status
-        lines = [(b"content-type", content_type.encode())]
-        if length is not None:
-            lines.append((b"content-length", str(length).encode()))
-        lines += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-        await self._put({"type": "http.response.start", "status": status, "headers": lines})
-
-    async def _put(self, event: MutableMapping[str, Any]) -> None:
-        try:
-            await self._send(event)
-        except OSError as error:
-            self.gone = True
-            raise ClientLeft from error
 
 
 def parse_scope(scope: Scope) -> Request:
