@@ -176,8 +176,9 @@ def test_no_key_stands_in_two_splits(sizes: list[int], share: float, by: str, se
         try:
             facts = asyncio.run(run(folder))
         except ConfigError as error:
-            assert "leave nothing" in str(error)
-            return
+            if "leave nothing" not in str(error):
+                raise
+            return  # too few to be split
         sides = [{row[by] for row in lines(folder / "out", split)} for split in ("train", "test")]
         named = {line["key"]: line["split"] for line in map(json.loads, (folder / "out" / "splits.jsonl").read_text().splitlines())}
     assert sides[0]

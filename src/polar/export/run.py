@@ -99,10 +99,12 @@ async def _resume(
         _write_splits(folder, spec, state)
         write_atomically(folder / "README.md", [card(facts, title=card_of.title, license_name=card_of.license_name).encode()])
         facts["fingerprint"] = spec.fingerprint(store_name)
-        write_atomically(folder / MANIFEST, [orjson.dumps(facts, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)])
+        text = orjson.dumps(facts, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_atomically(folder / MANIFEST, [text])
     finally:
         state.close()
-    return facts
+    written: JsonObject = orjson.loads(text)
+    return written
 
 
 def _claim(folder: Path, spec: Spec, store_name: str) -> JsonObject | None:
