@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polar.chat import Message, Tool
 from polar.harness import Tag
 from polar.records import Break, Cause, Completion, Ids, Session
-from polar.trajectory import Forest, Options, PrefixMerging, Recipe, Trajectory
+from polar.trajectory import Forest, Options, PrefixMerging, Recipe, Span, Trace, Trajectory
 
 SESSION = Session("s", b"", b"", metadata={"task_id": "t"})
 MAIN = Recipe("test", lambda _: Tag("main", "test"))
@@ -66,6 +66,20 @@ def masks(trajectory: Trajectory) -> list[list[int]]:
     return [trace.mask.astype(int).tolist() for trace in trajectory.traces]
 
 
+def row(**change: Any) -> Trace:
+    """`[1, 2 | 3, 4, 5]` with 3 and 5 sampled by completions 0 and 1."""
+    values: dict[str, Any] = {
+        "session": "s",
+        "ids": ids(1, 2, 3, 4, 5),
+        "mask": np.array([0, 0, 1, 0, 1], np.bool_),
+        "logprobs": np.array([0, 0, -0.1, 0, -0.3], np.float32),
+        "spans": (Span(0, 2, 3, message=1), Span(1, 4, 5, message=3)),
+        "messages": (Message("user", "q"), Message("assistant", "a"), Message("user", "r"), Message("assistant", "b")),
+        "rollout_id": "s",
+    }
+    return Trace(**{**values, **change})
+
+
 # --- arbitrary sessions ------------------------------------------------------------------------------------------------
 
 tokens = st.integers(0, 3)
@@ -95,8 +109,8 @@ DRAWN = Recipe("drawn", by_hint)
 
 @st.composite
 def sessions(draw: st.DrawFn, clean: bool = False) -> list[Completion]:
-    """What a harness may do to its conversations: new ones, turns, forks, edits, retries, truncation, interleaved; what may be missing: ids,
-    log-probabilities, everything. `clean`: nothing is missing and everything can be trained."""
+    """What a harness may do to its conversations: new ones, turns, forks, edits, retries, truncation, interleaved; what may be missing:
+    ids, log-probabilities, everything. `clean`: nothing is missing and everything can be trained."""
     made = Drawn()
     for number in range(draw(st.integers(0, 9))):
         made.completions.append(_damaged(draw, _next(draw, made, number), clean))

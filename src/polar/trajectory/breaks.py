@@ -17,7 +17,7 @@ from polar.harness.base import Tag
 from polar.records import Cause, Completion
 from polar.tokens.drift import Reason as Suspicion
 from polar.tokens.drift import find_break
-from polar.trajectory.drift import SIDE_CALL, DriftLine
+from polar.trajectory.drift import CHOICE, SIDE_CALL, DriftLine
 from polar.trajectory.forest import Forest
 from polar.trajectory.ledger import Line, Reason
 from polar.trajectory.selection import tries
@@ -38,7 +38,7 @@ def roots_and_breaks(forest: Forest, parents: Parents) -> tuple[list[int], list[
     """The true roots and the breaks of a forest, or of a part of it that `parents` spans (a parent of every member is a member).
 
     Of the children of one completion, the one that was recorded as going on from it, else the earliest, goes on with its row; every
-    other one is a break. A forest's root is a break if capture knew a predecessor of it.
+    other one is a break. A forest's root is a break if capture knew a predecessor of it, or if its prompt is that of an earlier one.
     """
     children: dict[int | None, list[int]] = defaultdict(list)
     for number in sorted(parents):
@@ -47,8 +47,9 @@ def roots_and_breaks(forest: Forest, parents: Parents) -> tuple[list[int], list[
     breaks: list[int] = []
     for parent, numbers in children.items():
         if parent is None:
+            firsts = {group[0] for group in forest.same_prompt(numbers)}
             for number in numbers:
-                (breaks if predecessor(forest, number) is not None else roots).append(number)
+                (roots if number in firsts and predecessor(forest, number) is None else breaks).append(number)
         else:
             first = heir(forest, parent, numbers)
             breaks.extend(number for number in numbers if number != first)
@@ -91,8 +92,12 @@ def report(
         parent = parents[number]
         earlier = retried.get(number)
         expected = predecessor(forest, number)
-        if earlier is not None and parents[earlier] == parent:
-            against, cause, detail = earlier, Cause.RETRY.value, f"the same prompt as completion {earlier}"
+        if earlier is not None:
+            against, cause = (
+                earlier,
+                Cause.RETRY.value if forest.nodes[earlier].record.choice == forest.nodes[number].record.choice else CHOICE,
+            )
+            detail = f"the same prompt as completion {earlier}"
         elif parent is None or (expected is not None and not forest.extends(number, expected)):
             assert expected is not None  # a root without a predecessor is no break
             against, (cause, detail) = expected, _recorded(forest, number, expected, tokenizer)
@@ -103,8 +108,9 @@ def report(
 
 
 def _retries(forest: Forest, lines: Iterable[Line]) -> tuple[dict[int, int], dict[int, int]]:
-    """For each retry the try before it, and the sampled tokens that are not trained because of it: those of the tries that it replaced."""
-    retried: dict[int, int] = {}
+    """For each call with a prompt that was there before, the try before it (or else the choice), and the sampled tokens that are not
+    trained because of it: those of the tries that it replaced."""
+    retried = {later: earlier for group in forest.same_prompt(sorted(forest.nodes)) for earlier, later in pairwise(group)}
     heirs: dict[int, int] = {}
     for group in tries(forest):
         for earlier, later in pairwise(group):

@@ -14,6 +14,8 @@ from polar.records import Cause
 
 SIDE_CALL = "side_call"
 """Besides the causes of `polar.records.Cause`: a title, router or probe call on a history that goes on without it."""
+CHOICE = "choice"
+"""Likewise: a further answer of one call (`n` > 1)."""
 
 FIXES: dict[str, str] = {
     Cause.VOLATILE_HEADER: "switch the changing header off in the harness (the presets do), or let the gateway hold it still",
@@ -31,6 +33,7 @@ FIXES: dict[str, str] = {
     Cause.BPE_SPLIT: "serve in mode `tokens`, which never re-tokenises what was sampled",
     Cause.RETRY: "raise the harness's timeout; a retry within the gateway's grace adopts the first call",
     Cause.MODEL_CHANGED: "map all of the harness's model names to one model, or leave the side model's calls untrained",
+    CHOICE: "none needed: the harness asked for several answers",
     SIDE_CALL: "none needed: the conversation goes on without it",
 }
 """What would avoid a break of each cause."""
