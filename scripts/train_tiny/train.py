@@ -5,8 +5,9 @@ model reads (npm, run against a recorder on loopback), and dialogues made by rul
 pre-training text (the model knows the tasks' words only), no dropout, no weight decay on embeddings, and no validation loss:
 what counts is measured by sampling.
 
-Two rounds of stages, by steps: dialogues alone, after a stretch of the harness's prompt, after all of it; then again with more of
-what was left unlearned. The state is saved every `--save-every` steps and a run that was stopped goes on from there.
+Rounds of stages, by steps: dialogues alone, after a stretch of the harness's prompt, after all of it; then again with more of what
+was left unlearned; then after the whole prompt once more. The state is saved every `--save-every` steps and a run that was stopped
+goes on from there.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ TWO_WORDS = ("write", "carry", "second", "write", "carry", "edit", "copy")
 ROUNDS = (
     Round(1.0, (Stage("none", 350, 16), Stage("part", 100, 12), Stage("full", 200, 10))),
     Round(0.7, (Stage("none", 200, 16, TWO_WORDS), Stage("full", 40, 10))),
+    Round(0.4, (Stage("full", 160, 10),)),
 )
 PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
 
@@ -152,7 +154,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path,
                 stepper.step()
                 stepper.zero_grad()
             seen, losses, hits = seen + 1, losses + value.item(), hits + hit.item()
-            if (now + 1) % 50 == 0:
+            if (now + 1) % 25 == 0:
                 took = (time.monotonic() - clock) / seen
                 print(f"step {now + 1}/{total} {stage.prefix}: loss {losses / seen:.3f}, right {hits / seen:.3f}, {took:.2f} s", flush=True)
                 clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0

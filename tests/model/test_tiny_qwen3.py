@@ -120,7 +120,7 @@ def test_it_loads_and_gives_finite_probabilities(model: Any) -> None:
     assert bool(torch.isfinite(logits).all())
 
 
-def test_it_opens_its_answer_with_a_thought_and_a_tool_call(model: Any) -> None:
+def test_even_without_a_harness_prompt_it_opens_with_a_thought_and_a_tool_call(model: Any) -> None:
     import torch
 
     render = Qwen3Renderer(load_tokenizer(ASSET), Qwen3RendererConfig(thinking_retention="all"))
@@ -130,8 +130,5 @@ def test_it_opens_its_answer_with_a_thought_and_a_tool_call(model: Any) -> None:
     with torch.inference_mode():
         while len(sampled) < 64 and (not sampled or sampled[-1] != model.config.eos_token_id):
             sampled.append(int(model(torch.tensor([ids + sampled])).logits[0, -1].argmax()))
-    answer = render.parse_response(sampled)
-    assert answer.reasoning_content == "Use write."
-    (call,) = answer.tool_calls
-    assert call.name == "write"
-    assert sorted(call.arguments) == ["content", "path"]
+    text = load_tokenizer(ASSET).decode(sampled)
+    assert text.startswith("<think>\nUse write.\n</think>\n\n<tool_call>\n")
