@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gateway_listener import Listener, listening
 
 from polar.testing.engine import Script
 from polar.testing.gateway import ScriptedGateway, scripted_gateway
@@ -24,3 +25,10 @@ def gateway(tmp_path: Path, qwen3_tokenizer_dir: Path) -> Open:
         return scripted_gateway(script, options.pop("folder", tmp_path), tokenizer_dir=qwen3_tokenizer_dir, **options)
 
     return build
+
+
+@pytest.fixture(scope="module")
+def listener(qwen3_tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
+    """One gateway on a real socket for a module; each test makes a session of its own."""
+    with listening(qwen3_tokenizer_dir, str(tmp_path_factory.mktemp("listener") / "polar.db")) as found:
+        yield found

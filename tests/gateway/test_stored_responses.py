@@ -1,0 +1,91 @@
+"""Stored responses: continued by id, fetched, listed, deleted, and never another session's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gateway_players import NAMES, PLAYERS, THINKING, Responses, call_text
+from test_capture import extends
+
+Open = Callable[..., Any]
+every_player = pytest.mark.parametrize("kind", PLAYERS, ids=NAMES)
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+PNG = "iVBORw0KGgo="
+
+
+async def test_b51_a_stored_response_is_continued(gateway: Open) -> None:
+    async with gateway([THINKING + call_text(), "Done."]) as gw:
+        session, client = await gw.session()
+        player = Responses(system=None).user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client)
+        body = player.body(False) | {
+            "previous_response_id": turn.id,
+            "input": [{"type": "function_call_output", "call_id": turn.calls[0][0], "output": "x.py"}],
+        }
+        assert (await client.post("/v1/responses", body)).status == 200
+        first, second = await gw.completions(session)
+        assert (second.parent, second.broken) == (0, None)
+        assert extends(second, first)
+
+
+async def test_b51_an_unknown_previous_response_is_refused(gateway: Open) -> None:
+    async with gateway([]) as gw:
+        session, client = await gw.session()
+        refused = await client.post("/v1/responses", {"model": "m", "previous_response_id": "resp_unknown", "input": "x"})
+        assert (refused.status, refused.json()["error"]["code"]) == (400, "previous_response_not_found")
+        assert await gw.completions(session) == []
+
+
+@both_ways
+async def test_a_stored_response_can_be_fetched_listed_and_deleted(gateway: Open, stream: bool) -> None:
+    async with gateway([THINKING + "Hi."]) as gw:
+        session, client = await gw.session()
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client, stream)
+        first = turn.answer.events()[-1]["response"] if stream else turn.answer.json()
+        again = await client.get(f"/v1/responses/{turn.id}")
+        assert again.status == 200
+        assert again.json() == first
+        items = (await client.get(f"/v1/responses/{turn.id}/input_items")).json()
+        assert [item["role"] for item in items["data"]] == ["user"]
+        gone = await client.request("DELETE", f"/v1/responses/{turn.id}")
+        assert gone.json() == {"id": turn.id, "object": "response", "deleted": True}
+        assert (await client.get(f"/v1/responses/{turn.id}")).status == 404
+        assert (await client.request("DELETE", f"/v1/responses/{turn.id}")).status == 404
+        assert len(await gw.completions(session)) == 1
+
+
+async def test_a_stored_response_can_be_fetched_as_its_stream(gateway: Open) -> None:
+    async with gateway([THINKING + "Hi."]) as gw:
+        _, client = await gw.session()
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client, True)
+        again = await client.get(f"/v1/responses/{turn.id}?stream=true")
+        assert again.headers["content-type"] == "text/event-stream"
+        assert again.events() == turn.answer.events()
+
+
+async def test_what_was_not_to_be_stored_cannot_be_fetched(gateway: Open) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        turn = await Responses().user("Go.").turn(client)
+        assert (await client.get(f"/v1/responses/{turn.id}")).status == 404
+
+
+async def test_b51_another_sessions_response_is_unknown(gateway: Open) -> None:
+    async with gateway(["Hi.", "Ho."]) as gw:
+        _, client = await gw.session()
+        _, other = await gw.session()
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client)
+        assert (await other.get(f"/v1/responses/{turn.id}")).status == 404
+        assert (await other.request("DELETE", f"/v1/responses/{turn.id}")).status == 404
+        body = {"model": "m", "previous_response_id": turn.id, "input": "x"}
+        assert (await other.post("/v1/responses", body)).json()["error"]["code"] == "previous_response_not_found"
+        assert (await client.get(f"/v1/responses/{turn.id}")).status == 200
