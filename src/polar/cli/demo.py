@@ -15,7 +15,7 @@ def demo(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where the store and the logs go; default: a new folder in runs/.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of tasks.")] = 0,
 ) -> None:
     """Run a real harness on bundled tasks with the bundled model, and show what was captured. No GPU, no account."""
     try:
