@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,7 +145,7 @@ def test_drift_of_a_session_shows_each_break_with_its_cause_cost_and_cure(polar:
 
 
 def test_drift_shows_the_text_on_both_sides(polar: Polar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["polar.cli.drift"], "load_tokenizer", lambda _: TOKENIZER)
+    monkeypatch.setattr("polar.tokens.tokenizer.load_tokenizer", lambda _: TOKENIZER)
     out = polar("drift", "torn", "--store", store_of(tmp_path, torn()), "--tokenizer", tmp_path).output
     assert "<think>" in out.partition("before:")[2].partition("after:")[0]
     assert "<think>" not in out.partition("after:")[2]

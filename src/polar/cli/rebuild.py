@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 from rich.table import Table
@@ -17,12 +16,12 @@ from polar.cli.control import store_url
 from polar.cli.export import BuilderOption, CreditOption, LabelsOption, OptionOption, builder_options
 from polar.cli.output import err
 from polar.errors import ConfigError
-from polar.export.facts import facts_of, read_labels
-from polar.export.plan import every_session
-from polar.export.trajectories import Maker
-from polar.records import Session
 from polar.store import open_store
-from polar.store.base import Store
+
+if TYPE_CHECKING:
+    from polar.export.summary import Summary
+    from polar.records import Session
+    from polar.store.base import Store
 
 
 def rebuild(
@@ -35,32 +34,32 @@ def rebuild(
     rewards: LabelsOption = None,
 ) -> None:
     """Make trajectories of stored sessions, one JSON line each: rows, ledger, drift report. Needs no model."""
+    from polar.export import Maker, facts_of, read_labels  # with all that they need: not for the other commands
+    from polar.export.summary import Summary
+
     maker = Maker(builder, builder_options(option), credit)
     labels = dict(read_labels(rewards)) if rewards is not None else {}
-    counts: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    summary = Summary()
 
     async def run() -> None:
         opened = open_store(store_url(store))
         try:
             with _output(output) as file:
-                async for session in chosen(opened, sessions):
+                async for session in _chosen(opened, sessions):
                     trajectory = await maker.trajectory(opened, facts_of(session, labels.get(session.id)))
                     file.write(trajectory.dumps() + b"\n")
-                    counts.update(sessions=1, rows=len(trajectory.traces), breaks=len(trajectory.drift))
-                    counts.update(sampled=trajectory.sampled, in_rows=trajectory.in_rows, ledger=trajectory.ledger.tokens)
-                    reasons.update(trajectory.ledger.by_reason())
-                    for warning in trajectory.warnings:
-                        err.print(f"{session.id}: {warning}", style="yellow", highlight=False, markup=False)
+                    summary.add(trajectory)
         finally:
             await opened.aclose()
 
     asyncio.run(run())
-    _summary(counts, reasons)
+    _print(summary)
 
 
-async def chosen(store: Store, ids: list[str] | None) -> AsyncIterator[Session]:
+async def _chosen(store: Store, ids: list[str] | None) -> AsyncIterator[Session]:
     """The sessions of these ids, or all, newest first. Raises `ConfigError` for an id that the store does not have."""
+    from polar.export.plan import every_session
+
     if not ids:
         async for session in every_session(store):
             yield session
@@ -92,9 +91,13 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def _summary(counts: Counter[str], reasons: Counter[str]) -> None:
+def _print(summary: Summary) -> None:
     table = Table("sessions", "rows", "breaks", "sampled", "in rows", "in the ledger")
-    table.add_row(*(f"{counts[name]:,}" for name in ("sessions", "rows", "breaks", "sampled", "in_rows", "ledger")))
+    breaks = sum(total.breaks for total in summary.totals())
+    numbers = (summary.sessions, summary.rows, breaks, summary.sampled, summary.in_rows, sum(summary.ledger.values()))
+    table.add_row(*(f"{number:,}" for number in numbers))
     err.print(table)
-    for reason, tokens in reasons.most_common():
+    for reason, tokens in summary.ledger.most_common():
         err.print(f"  {tokens:,} tokens in the ledger: {reason}", highlight=False)
+    for warning in summary.warnings:
+        err.print(warning, style="yellow", highlight=False, markup=False)

@@ -10,9 +10,6 @@ import typer
 
 from polar.cli.output import out
 from polar.errors import ConfigError
-from polar.export.read import Unreadable, rows_in
-from polar.tokens.tokenizer import load_tokenizer
-from polar.trajectory.validate import Problem, validate
 
 app = typer.Typer(help="Look at training rows.", no_args_is_help=True)
 
@@ -38,6 +35,10 @@ def validate_file(
 
     The exit code is 0 for good rows, 1 where a row has an error, 2 where the file could not be read.
     """
+    from polar.export.read import Unreadable, rows_in  # with all that they need: not for the other commands
+    from polar.tokens.tokenizer import load_tokenizer
+    from polar.trajectory.validate import Problem, validate
+
     codec = None if tokenizer is None else load_tokenizer(tokenizer)
     size = vocabulary if vocabulary is not None or codec is None else len(codec)
     found: Counter[tuple[str, str]] = Counter()
