@@ -108,9 +108,8 @@ def _print_totals(summary: Summary) -> None:
     else:
         out.print("No prefix broke: every prompt extended its predecessor, id by id.")
     breaks = sum(total.breaks for total in totals)
-    out.print(
-        f"{summary.sessions:,} sessions: {summary.rows:,} rows of {summary.roots:,} conversations and {breaks:,} breaks", highlight=False
-    )
+    rows = f"{summary.rows:,} rows of {summary.roots:,} conversations and {breaks:,} breaks"
+    out.print(f"{summary.sessions:,} sessions: {rows}", highlight=False)
     outside = sum(summary.ledger.values())
     out.print(f"{summary.in_rows:,} sampled tokens in rows + {outside:,} in the ledger = {summary.sampled:,} sampled", highlight=False)
     for reason, tokens in summary.ledger.most_common():
