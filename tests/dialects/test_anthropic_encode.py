@@ -226,8 +226,9 @@ def test_b68_a_refusal_keeps_its_words_and_is_no_normal_end() -> None:
 
 def test_a_full_context_window_is_told_apart_from_the_limit_asked_for() -> None:
     given = answer("a", finish="length", usage=Usage(60, 40))
-    assert body(given, reply(context=100))["stop_reason"] == "model_context_window_exceeded"
-    assert body(given, reply(context=101))["stop_reason"] == "max_tokens"
+    assert body(given, reply(context=100, tells_full_context=True))["stop_reason"] == "model_context_window_exceeded"
+    assert body(given, reply(context=101, tells_full_context=True))["stop_reason"] == "max_tokens"
+    assert body(given, reply(context=100))["stop_reason"] == "max_tokens", "a client that did not ask for it fails on it"
 
 
 @pytest.mark.parametrize("arguments", ['{"p":"a', "[1]", '"x"', "null", '{"a": NaN}'])

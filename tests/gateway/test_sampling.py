@@ -83,7 +83,9 @@ async def test_max_tokens_below_the_room_is_kept(gateway: Open) -> None:
 async def test_a_full_context_is_named_as_such(gateway: Open) -> None:
     async with gateway(lambda call: "word " * 1000, engine={"context": FULL}) as gw:
         _, client = await gw.session()
-        assert (await Anthropic().user("Go.").turn(client)).stop == "model_context_window_exceeded"
+        assert (await Anthropic().user("Go.").turn(client)).stop == "max_tokens"
+        client.headers["anthropic-beta"] = "interleaved-thinking-2025-05-14,model-context-window-exceeded-2025-08-26"
+        assert (await Anthropic().user("Go on.").turn(client)).stop == "model_context_window_exceeded"
 
 
 @both_ways

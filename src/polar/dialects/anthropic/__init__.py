@@ -7,6 +7,7 @@ OpenAI's too; the `anthropic-version` header, which every client of this provide
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from polar.chat import Answer, ChatRequest, JsonObject
 from polar.dialects.anthropic.encode import AnthropicEncoder, whole_message
@@ -18,6 +19,8 @@ from polar.errors import CallError
 __all__ = ["Anthropic", "AnthropicEncoder"]
 
 _VERSION = "anthropic-version"
+_FULL_BETA = "model-context-window-exceeded"
+"""Who names this beta knows the stop reason of an answer that fills the context; others fail on it (Pi 1.6.0 does)."""
 
 
 @register
@@ -33,7 +36,8 @@ class Anthropic(Dialect):
         path = path.removeprefix("/v1")
         if method == "POST":
             operations = {"/messages": Operation.GENERATE, "/messages/count_tokens": Operation.COUNT}
-            return Route(operations[path]) if path in operations else None
+            betas = headers.get("anthropic-beta", "")
+            return Route(operations[path], {"beta": _FULL_BETA} if _FULL_BETA in betas else {}) if path in operations else None
         if method == "GET" and _VERSION in headers:
             if path == "/models":
                 return Route(Operation.MODELS)
@@ -51,7 +55,10 @@ class Anthropic(Dialect):
         return token.strip() or None if scheme.lower() == "bearer" else None
 
     def parse(self, body: JsonObject, route: Route) -> ChatRequest:
-        return parse_request(body, counting=route.operation is Operation.COUNT)
+        request = parse_request(body, counting=route.operation is Operation.COUNT)
+        if "beta" in route.params:
+            request = replace(request, options={**request.options, "tells_full_context": True})
+        return request
 
     def encoder(self, reply: Reply) -> Encoder:
         return AnthropicEncoder(reply)

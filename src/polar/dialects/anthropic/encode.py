@@ -160,7 +160,8 @@ class AnthropicEncoder(Encoder):
             return "refusal"
         if finish.finish == "length":
             context = self.reply.context
-            full = context is not None and self._prompt(finish.usage) + finish.usage.completion >= context
+            told = self.reply.request.options.get("tells_full_context")
+            full = told and context is not None and self._prompt(finish.usage) + finish.usage.completion >= context
             return "model_context_window_exceeded" if full else "max_tokens"
         if finish.finish == "stop_sequence":
             return "stop_sequence"
