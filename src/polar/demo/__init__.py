@@ -15,6 +15,7 @@ from rich.console import Console
 from polar.demo import play, show
 from polar.demo.rows import Walk, walk
 from polar.errors import ConfigError
+from polar.export import label_line
 from polar.harness import install, named
 from polar.tokens.tokenizer import load_tokenizer
 
@@ -67,6 +68,8 @@ async def _demo(sessions: int, folder: Path, seed: int, console: Console) -> int
                 progress(f"{one.task.name}: {verdict}, {len(one.completions)} turns, {one.run.duration_s:.1f} s")
 
             played = await play.play_all(gateway, installation, tasks, folder, done)
+    rewards = [label_line(one.session_id, reward=one.grade.reward, outcome="graded") for one in played]
+    (folder / "rewards.jsonl").write_bytes(b"".join(rewards))
     tokenizer = load_tokenizer(ASSETS / play.MODEL)
     walked: list[tuple[play.Played, Walk]] = [(one, walk(one.completions, harness.tag)) for one in played]
     show.show_all(console, walked, tokenizer.decode, folder)

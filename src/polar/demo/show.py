@@ -110,7 +110,8 @@ def data_lines(folder: Path, session_id: str) -> Text:
         f"All of it is on disk: {folder}\n"
         f"  polar session list --store {store}\n"
         f"  polar session show {session_id} --store {store}\n"
-        f"  polar session export {session_id} --store {store}"
+        f"  polar session export {session_id} --store {store}\n"
+        f"  polar export {folder / 'sft'} --store {store} --rewards {folder / 'rewards.jsonl'} --min-reward 1"
     )
 
 
