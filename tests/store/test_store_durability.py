@@ -314,3 +314,11 @@ def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
         out, _ = child.communicate(timeout=100)
         assert child.returncode == 0
         assert len(out.splitlines()) == 2 * SESSIONS
+
+
+async def test_a_note_of_delivery_that_comes_after_the_end_is_given_up(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store.db")
+    await store.create_session(session())
+    await store.append(agent_session(turns=1, total=300))
+    await store.aclose()
+    await store.mark_delivered("s", 0)

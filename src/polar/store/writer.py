@@ -87,8 +87,11 @@ class Writer:
         return await future
 
     def post(self, work: Work) -> None:
-        """Writes `work` in good time; nobody waits, a failure is only seen in `trouble`."""
-        self._put(Job(work, None))
+        """Writes `work` in good time; nobody waits, a failure is only seen in `trouble`. A store that is closed gives it up."""
+        try:
+            self._put(Job(work, None))
+        except StoreError:
+            work.failed()
 
     def close(self) -> None:
         """Writes what was submitted, then ends the thread. Blocks; a second call returns at once."""
