@@ -219,8 +219,8 @@ async def run(args: argparse.Namespace) -> None:
             client = held_by_client(talks)
             print(
                 f"{len(talks)} open sessions of {talks[0].prompt_tokens} tokens: {grown / MIB:.0f} MiB more, of which {client / MIB:.0f} "
-                f"MiB are this program's own copies and up to {args.cache_mb} MiB the cache of recent completions; "
-                f"{max(0, grown - client - args.cache_mb * MIB) / len(talks) / 1024:.1f} KiB a session"
+                f"MiB are this program's own copies; at most {max(0, grown - client) / len(talks) / 1024:.1f} KiB a session, the cache of "
+                f"recent completions ({args.cache_mb} MiB) included"
             )
             took, peak = await all_at_once(gateway, talks)
             print(f"{len(talks)} calls at once, all answered: {took:.1f} s, peak {peak / MIB:.0f} MiB")
