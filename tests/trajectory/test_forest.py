@@ -85,6 +85,13 @@ def test_the_stored_parent_is_verified_and_not_believed() -> None:
     assert forest.parent(1) is None
 
 
+def test_a_branch_does_not_pass_for_the_conversation_that_it_left() -> None:
+    forest = Forest("s", [call(0, [1], [2]), call(1, [1, 2, 3], [4], parent=0), call(2, [1, 2, 7], [8], parent=0)])
+    forest.add(call(3, [1, 2, 7, 8, 9], [5], parent=1))  # the store says 1; the ids say 2
+    assert forest.parent(3) == 2
+    assert forest.stream(3).tolist() == [1, 2, 7, 8, 9, 5]
+
+
 def test_a_wrong_stored_parent_does_not_hide_the_right_one() -> None:
     forest = Forest("s", [call(0, [1], [2]), call(1, [1, 2, 3], [4]), call(2, [1, 2, 3, 4, 5], [6], parent=0)])
     assert forest.parent(2) == 1

@@ -144,7 +144,7 @@ def _next(draw: st.DrawFn, made: Drawn, number: int) -> Completion:
         prompt or [draw(tokens)],
         sampled,
         draw(st.lists(st.floats(-8, 0, width=32), min_size=len(sampled), max_size=len(sampled))),
-        parent=draw(st.sampled_from([parent, parent, parent, None, before if number else None])),
+        parent=draw(st.sampled_from([parent, parent, parent, None, draw(st.integers(0, number - 1)) if number else None])),
         finish=draw(st.sampled_from(["stop", "length", "tool_calls"])),
         delivered=draw(st.booleans()),
         policy_version=draw(st.sampled_from([None, "1", "2"])),

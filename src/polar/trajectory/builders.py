@@ -221,7 +221,7 @@ class _Branches:
 
 
 def _cut_ends(forest: Forest, chosen: Selection, leaves: set[int]) -> set[int]:
-    """The leaves whose conversations go on beyond `max_length`."""
+    """Completions whose conversations go on beyond `max_length`, all leaves that do among them."""
     ends = {number for number in leaves if len(chosen.wanted[number]) < len(forest.nodes[number].sampled)}
     passed: set[int] = set()
     for number, refusal in chosen.refused.items():
@@ -231,7 +231,7 @@ def _cut_ends(forest: Forest, chosen: Selection, leaves: set[int]) -> set[int]:
         while above is not None and above not in leaves and above not in passed:
             passed.add(above)
             above = forest.parent(above)
-        if above in leaves:
+        if above is not None:
             ends.add(above)
     return ends
 
