@@ -296,8 +296,9 @@ class Family:
         assert outcome.completion is not None
         if np.array_equal(outcome.completion.prompt_ids, original.completion.prompt_ids):
             return
-        if "ambiguous_parent" in outcome.completion.tags and outcome.completion.broken is None:
-            # without an id or signature it may as well go on from a damaged twin of the turn before, alike but for thinking
+        if "ambiguous_parent" in outcome.completion.tags:
+            # without an id or signature it may as well go on from a damaged twin of the turn before, alike but for thinking and
+            # the outer whitespace of answers, which fingerprints leave out
             return
         decode = self.world.gateway.engine.tokenizer.decode
         texts = [decode(one.completion.prompt_ids.tolist(), skip_special=False) for one in (original, outcome)]  # type: ignore[union-attr]
