@@ -83,9 +83,23 @@ def tools_body(tools: Sequence[Tool]) -> list[JsonObject]:
     return [tool.schema() for tool in tools]
 
 
+def usage_counts(answer: Any) -> dict[str, int]:
+    """`prompt_tokens`, `completion_tokens` and `cached_tokens` of an answer's usage, each only where it is a number."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict):
+        return {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    counts = {**{name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}, "cached_tokens": cached}
+    return {name: value for name, value in counts.items() if type(value) is int}
+
+
 def answer_message(wire: Mapping[str, Any]) -> Message:
-    """An assistant message as a server parsed it. Arguments given as an object become JSON text (B63); ids as the server made them."""
-    reasoning = wire.get("reasoning") or wire.get("reasoning_content")
+    """An assistant message as a server parsed it. Arguments given as an object become JSON text (B63); ids as the server made them.
+
+    Raises `TypeError` or `AttributeError` for what is no message of this API.
+    """
+    reasoning = _text(wire.get("reasoning") or wire.get("reasoning_content"), "reasoning")
     calls = tuple(
         ToolCall(str(call.get("id") or f"call_{index}"), str(function.get("name") or ""), _argument_text(function.get("arguments")))
         for index, call in enumerate(wire.get("tool_calls") or ())
@@ -94,7 +108,17 @@ def answer_message(wire: Mapping[str, Any]) -> Message:
     content = wire.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return Message("assistant", content or "", (Thinking(reasoning),) if reasoning else (), calls)
+    return Message("assistant", _text(content, "content"), (Thinking(reasoning),) if reasoning else (), calls)
+
+
+def refusal_of(wire: Mapping[str, Any]) -> str | None:
+    return _text(wire.get("refusal"), "refusal") or None
+
+
+def _text(value: Any, name: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} is {type(value).__name__}, not text")
+    return value or ""
 
 
 def _argument_text(arguments: Any) -> str:

@@ -10,10 +10,12 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
+import numpy as np
 import orjson
 
 from polar.chat import JsonObject
@@ -64,11 +66,13 @@ class HttpEngine(Engine):
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
         """The parsed answer of a POST; an empty answer is `None`. numpy arrays in `body` are serialised as lists.
 
-        Raises `EngineError` and `ContextOverflow` as `error_for` maps them, `EngineUnavailable` where there is no connection or the
-        body is cut, `EngineTimeout`.
+        Raises `EngineError` and `ContextOverflow` as `error_for` maps them (an error body under status 200, too), `EngineUnavailable`
+        where there is no connection or the body is cut, `EngineTimeout`.
         """
         raw = await self._call("POST", path, dumps(body), timeout_s)
-        return loads(raw) if raw else None
+        answer = loads(raw) if raw else None
+        _raise_error_body(answer, raw)
+        return answer
 
     async def _call(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
         started = time.monotonic()
@@ -86,8 +90,9 @@ class HttpEngine(Engine):
     async def _once(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s or self.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            async with self._client().request(method, self.url + path, data=data, timeout=timeout) as response:
+            async with self._client().request(method, self.url + path, data=data, timeout=timeout, allow_redirects=False) as response:
                 raw = await response.read()
+                self._refuse_redirect(response)
                 if response.status >= 400:
                     raise error_for(response.status, raw, response.headers)
                 return raw
@@ -100,7 +105,8 @@ class HttpEngine(Engine):
         """The JSON events of a streamed POST, up to `[DONE]`. Raises as `post` does; an end without `[DONE]` is a cut body."""
         parser = SseParser()
         try:
-            async with self._client().post(self.url + path, data=dumps(body)) as response:
+            async with self._client().post(self.url + path, data=dumps(body), allow_redirects=False) as response:
+                self._refuse_redirect(response)
                 if response.status >= 400:
                     raise error_for(response.status, await response.read(), response.headers)
                 async for data in response.content.iter_any():
@@ -108,12 +114,17 @@ class HttpEngine(Engine):
                         if event == b"[DONE]":
                             return
                         parsed = loads(event)
-                        if isinstance(parsed, dict) and parsed.get("error") and "choices" not in parsed:
-                            raise error_for(_status_of(parsed), event, {})
+                        _raise_error_body(parsed, event)
                         yield parsed
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost(error, self.timeout_s) from error
         raise EngineUnavailable(f"{self.url} ended its stream in the middle")
+
+    def _refuse_redirect(self, response: aiohttp.ClientResponse) -> None:
+        """A redirected POST arrives as a GET, and the gateway's key would go wherever it points."""
+        if 300 <= response.status < 400:
+            target = response.headers.get("Location", "nowhere")
+            raise EngineUnavailable(f"{self.url} redirects to {target}: give the engine's own URL")
 
     def _lost(self, error: BaseException, timeout_s: float | None) -> CallError:
         if isinstance(error, aiohttp.ClientConnectorError):
@@ -127,8 +138,28 @@ class HttpEngine(Engine):
             await self._session.close()
 
 
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """An answer that has not the form of its API is the engine's failure, never an internal error of the gateway."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise EngineUnavailable(f"{url} gave an answer that has not the form of its API: {type(error).__name__}: {error}") from error
+
+
 def dumps(body: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    """A request's JSON. What orjson has no form for (integers past 64 bits, nesting past 254 levels, lone surrogates: all of them can
+    stand in a harness's schemas) is written by the standard library."""
+    try:
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        return json.dumps(body, separators=(",", ":"), default=_as_list).encode()
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot stand in a request")
 
 
 def loads(raw: bytes) -> Any:
@@ -140,6 +171,12 @@ def loads(raw: bytes) -> Any:
             return json.loads(raw)
         except ValueError as error:
             raise EngineUnavailable(f"the engine's answer is not JSON: {raw[:200].decode(errors='replace')!r}") from error
+
+
+def _raise_error_body(answer: Any, raw: bytes) -> None:
+    """Some servers and proxies say 200 and then that it failed."""
+    if isinstance(answer, dict) and answer.get("error") and "choices" not in answer:
+        raise error_for(_status_of(answer), raw, {})
 
 
 def _status_of(body: JsonObject) -> int:

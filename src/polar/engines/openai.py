@@ -7,16 +7,17 @@ then never again.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from polar.chat import JsonObject
 from polar.engines.arrays import ids_array, settle
 from polar.engines.base import Engine, EngineInfo, Generation, MessagesRequest, register
-from polar.engines.chat import answer_message, chat_body, finish_reason
-from polar.engines.http import HttpEngine
-from polar.engines.vllm import chat_logprobs
-from polar.errors import EngineRejected, EngineUnavailable
+from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
+from polar.engines.http import HttpEngine, reading
+from polar.engines.vllm import chat_logprobs, choices_of
+from polar.errors import EngineRejected
 
 _OPTIONAL = ("return_token_ids", "logprobs", "top_logprobs", "chat_template_kwargs", "top_k", "min_p", "repetition_penalty", "seed")
 
@@ -39,12 +40,10 @@ class OpenAIEngine(HttpEngine):
 
     async def chat(self, request: MessagesRequest) -> list[Generation]:
         answer = await self._ask(request)
-        choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not choices:
-            raise EngineUnavailable("the engine's answer has no choices")
-        usage = answer.get("usage") or {}
-        generations = [self._generation(choice, answer, usage, bool(request.top_logprobs)) for choice in choices]
-        settle(generations, usage.get("completion_tokens"), prompt_expected=True)
+        usage, choices = usage_counts(answer), choices_of(answer)
+        with reading(self.url):
+            generations = [self._generation(choice, answer, usage, bool(request.top_logprobs)) for choice in choices]
+            settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
     async def _ask(self, request: MessagesRequest) -> Any:
@@ -71,7 +70,7 @@ class OpenAIEngine(HttpEngine):
         named = {name for name in (*_OPTIONAL, "reasoning_effort", "max_tokens") if name in body and re.search(rf"\b{name}\b", words)}
         return named | {"top_logprobs"} if "logprobs" in named else named
 
-    def _generation(self, choice: JsonObject, answer: JsonObject, usage: JsonObject, with_top: bool) -> Generation:
+    def _generation(self, choice: JsonObject, answer: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
         logprobs, tops = chat_logprobs(choice)
         wire = choice.get("message") or {}
         ids = ids_array(choice.get("token_ids"))
@@ -82,9 +81,9 @@ class OpenAIEngine(HttpEngine):
             finish=finish_reason(choice.get("finish_reason")),
             message=answer_message(wire),
             stop=choice.get("stop_reason"),
-            refusal=wire.get("refusal"),
-            prompt_tokens=usage.get("prompt_tokens") or 0,
+            refusal=refusal_of(wire),
+            prompt_tokens=usage.get("prompt_tokens", 0),
             completion_tokens=usage.get("completion_tokens") or (0 if ids is None else len(ids)),
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            cached_tokens=usage.get("cached_tokens", 0),
             top=tops if with_top else None,
         )

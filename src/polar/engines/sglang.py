@@ -7,7 +7,7 @@ names the weight version. A stream is cumulative by default and incremental with
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -16,9 +16,9 @@ import orjson
 from polar.chat import JsonObject, Message, Sampling, Tool, ToolChoice
 from polar.engines.arrays import ids_array, logprobs_array, settle
 from polar.engines.base import Chunk, EngineFinish, EngineInfo, Generation, Ids, MessagesRequest, TokensRequest, register
-from polar.engines.chat import answer_message, chat_body, finish_reason
-from polar.engines.http import HttpEngine, error_for
-from polar.engines.vllm import chat_logprobs
+from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
+from polar.engines.http import HttpEngine, error_for, reading
+from polar.engines.vllm import chat_logprobs, choices_of
 from polar.errors import EngineRejected, EngineUnavailable
 
 
@@ -71,9 +71,10 @@ class SglangEngine(HttpEngine):
     async def generate(self, request: TokensRequest) -> list[Generation]:
         answer = await self.post("/generate", await self._body(request))
         answers = answer if isinstance(answer, list) else [answer]
-        generations = [self._generation(item, request) for item in answers]
-        for generation, item in zip(generations, answers, strict=True):
-            settle([generation], item["meta_info"].get("completion_tokens"), prompt_expected=False)
+        with reading(self.url):
+            generations = [self._generation(item, request) for item in answers]
+            for generation, item in zip(generations, answers, strict=True):
+                settle([generation], item["meta_info"].get("completion_tokens"), prompt_expected=False)
         return generations
 
     def _generation(self, answer: Any, request: TokensRequest) -> Generation:
@@ -103,9 +104,10 @@ class SglangEngine(HttpEngine):
         async with aclosing(self.events("/generate", {**await self._body(request), "stream": True})) as events:  # type: ignore[type-var]
             async for event in events:
                 meta = _meta(event)
-                total = int(meta.get("completion_tokens") or 0)
-                ids = ids_array(event.get("output_ids"))
-                logprob_ids, logprobs = _pairs(meta)
+                with reading(self.url):
+                    total = int(meta.get("completion_tokens") or 0)
+                    ids = ids_array(event.get("output_ids"))
+                    logprob_ids, logprobs = _pairs(meta)
                 if ids is None:
                     ids = logprob_ids
                 if ids is None or logprobs is None:
@@ -131,15 +133,13 @@ class SglangEngine(HttpEngine):
         body = {**chat_body(request), "logprobs": True, "top_logprobs": request.top_logprobs or 0, "separate_reasoning": True}
         body.update(return_token_ids=True, return_prompt_token_ids=True, return_meta_info=True)
         answer = await self.post("/v1/chat/completions", body)
-        choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not choices:
-            raise EngineUnavailable("the engine's answer has no choices")
-        usage = answer.get("usage") or {}
-        generations = [self._chat_generation(choice, usage, bool(request.top_logprobs)) for choice in choices]
-        settle(generations, usage.get("completion_tokens"), prompt_expected=True)
+        usage, choices = usage_counts(answer), choices_of(answer)
+        with reading(self.url):
+            generations = [self._chat_generation(choice, usage, bool(request.top_logprobs)) for choice in choices]
+            settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
-    def _chat_generation(self, choice: JsonObject, usage: JsonObject, with_top: bool) -> Generation:
+    def _chat_generation(self, choice: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
         meta = choice.get("meta_info") or {}
         ids = ids_array(choice.get("response_token_ids"))
         logprob_ids, logprobs = _pairs(meta)
@@ -154,7 +154,7 @@ class SglangEngine(HttpEngine):
             finish=finish_reason(choice.get("finish_reason")),
             message=answer_message(wire),
             stop=choice.get("matched_stop"),
-            refusal=wire.get("refusal"),
+            refusal=refusal_of(wire),
             prompt_tokens=usage.get("prompt_tokens") or meta.get("prompt_tokens") or 0,
             completion_tokens=meta.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=meta.get("cached_tokens") or 0,

@@ -9,7 +9,7 @@ Mode `messages` uses `/v1/chat/completions` with `return_token_ids`, never strea
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -18,8 +18,17 @@ import numpy as np
 from polar.chat import JsonObject, Message, Tool
 from polar.engines.arrays import ids_array, ids_from_names, logprobs_array, name_or_id, settle, top_ids
 from polar.engines.base import Chunk, EngineInfo, Floats, Generation, Ids, MessagesRequest, TokensRequest, register
-from polar.engines.chat import answer_message, chat_body, chat_message, finish_reason, sampling_body, tools_body
-from polar.engines.http import HttpEngine
+from polar.engines.chat import (
+    answer_message,
+    chat_body,
+    chat_message,
+    finish_reason,
+    refusal_of,
+    sampling_body,
+    tools_body,
+    usage_counts,
+)
+from polar.engines.http import HttpEngine, reading
 from polar.errors import EngineRejected, EngineUnavailable
 
 
@@ -81,12 +90,13 @@ class VllmEngine(HttpEngine):
 
     async def generate(self, request: TokensRequest) -> list[Generation]:
         answer = await self.post("/v1/completions", await self._body(request))
-        usage = _usage(answer)
-        generations = [self._generation(choice, usage, bool(request.top_logprobs)) for choice in _choices(answer)]
-        settle(generations, usage.get("completion_tokens"), prompt_expected=request.return_prompt_ids)
+        usage, choices = usage_counts(answer), choices_of(answer)
+        with reading(self.url):
+            generations = [self._generation(choice, usage, bool(request.top_logprobs)) for choice in choices]
+            settle(generations, usage.get("completion_tokens"), prompt_expected=request.return_prompt_ids)
         return generations
 
-    def _generation(self, choice: JsonObject, usage: JsonObject, with_top: bool) -> Generation:
+    def _generation(self, choice: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
         ids, logprobs = _sampled(choice)
         wire = choice.get("logprobs") or {}
         tops = wire.get("top_logprobs")
@@ -96,21 +106,22 @@ class VllmEngine(HttpEngine):
             logprobs=logprobs,
             finish=finish_reason(choice.get("finish_reason")),
             stop=choice.get("stop_reason"),
-            prompt_tokens=usage.get("prompt_tokens") or 0,
+            prompt_tokens=usage.get("prompt_tokens", 0),
             completion_tokens=0 if ids is None else len(ids),
-            cached_tokens=_cached(usage),
+            cached_tokens=usage.get("cached_tokens", 0),
             top=[top_ids(entry) for entry in tops] if with_top and isinstance(tops, list) else None,
         )
 
     async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
         body = {**await self._body(request), "stream": True, "stream_options": {"include_usage": True}}
         last: Chunk | None = None
-        usage: JsonObject = {}
+        usage: Mapping[str, int] = {}
         async with aclosing(self.events("/v1/completions", body)) as events:  # type: ignore[type-var]
             async for event in events:
-                usage = event.get("usage") or usage
-                for choice in event.get("choices") or ():
-                    ids, logprobs = _sampled(choice)
+                with reading(self.url):
+                    usage = usage_counts(event) or usage
+                    pieces = [(choice, *_sampled(choice)) for choice in event.get("choices") or ()]
+                for choice, ids, logprobs in pieces:
                     if ids is None:
                         raise EngineUnavailable(f"{self.url} streamed a token without its id")
                     lined_up = logprobs if logprobs is not None and len(logprobs) == len(ids) else np.full(len(ids), np.nan, np.float32)
@@ -121,7 +132,7 @@ class VllmEngine(HttpEngine):
         if last is None:
             raise EngineUnavailable(f"{self.url} ended its stream without a finish reason")
         last.completion_tokens = usage.get("completion_tokens")
-        last.cached_tokens = _cached(usage)
+        last.cached_tokens = usage.get("cached_tokens", 0)
         yield last
 
     # --- mode messages -----------------------------------------------------------------------------------------
@@ -137,13 +148,14 @@ class VllmEngine(HttpEngine):
             # More than the whole context is refused; more than the room that is left is cut to it by the server.
             body["max_tokens"] = context
         answer = await self.post("/v1/chat/completions", body)
-        usage = _usage(answer)
-        prompt_ids = ids_array(answer.get("prompt_token_ids"))
-        generations = [self._chat_generation(choice, usage, prompt_ids, bool(request.top_logprobs)) for choice in _choices(answer)]
-        settle(generations, usage.get("completion_tokens"), prompt_expected=True)
+        usage, choices = usage_counts(answer), choices_of(answer)
+        with reading(self.url):
+            prompt_ids = ids_array(answer.get("prompt_token_ids"))
+            generations = [self._chat_generation(choice, usage, prompt_ids, bool(request.top_logprobs)) for choice in choices]
+            settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
-    def _chat_generation(self, choice: JsonObject, usage: JsonObject, prompt_ids: Ids | None, with_top: bool) -> Generation:
+    def _chat_generation(self, choice: JsonObject, usage: Mapping[str, int], prompt_ids: Ids | None, with_top: bool) -> Generation:
         ids = ids_array(choice.get("token_ids"))
         logprobs, tops = chat_logprobs(choice)
         wire = choice.get("message") or {}
@@ -154,10 +166,10 @@ class VllmEngine(HttpEngine):
             finish=finish_reason(choice.get("finish_reason")),
             message=answer_message(wire),
             stop=choice.get("stop_reason"),
-            refusal=wire.get("refusal"),
-            prompt_tokens=usage.get("prompt_tokens") or 0,
-            completion_tokens=(usage.get("completion_tokens") or 0) if ids is None else len(ids),
-            cached_tokens=_cached(usage),
+            refusal=refusal_of(wire),
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            completion_tokens=usage.get("completion_tokens", 0) if ids is None else len(ids),
+            cached_tokens=usage.get("cached_tokens", 0),
             top=tops if with_top else None,
         )
 
@@ -176,20 +188,12 @@ class VllmEngine(HttpEngine):
         return ids_array(answer.get("tokens"))
 
 
-def _choices(answer: Any) -> list[JsonObject]:
+def choices_of(answer: Any) -> list[JsonObject]:
+    """The choices of an answer in OpenAI's form, at least one. Raises `EngineUnavailable` where there are none."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not choices:
         raise EngineUnavailable("the engine's answer has no choices")
     return choices
-
-
-def _usage(answer: Any) -> JsonObject:
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    return usage if isinstance(usage, dict) else {}
-
-
-def _cached(usage: JsonObject) -> int:
-    return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 def _sampled(choice: JsonObject) -> tuple[Ids | None, Floats | None]:

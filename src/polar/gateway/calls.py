@@ -203,12 +203,22 @@ class Call:
                 await self._record_aborted(plan, sampled, Generation(None, None, None, "abort"), error, version)
                 raise
             self._served.pool.succeeded(engine)
+            self._check_answered(engine, generations, plan)
             if any(generation.finish == "abort" for generation in generations):
                 cut = EngineUnavailable("the engine aborted the generation before its end")
                 for choice, generation in enumerate(generations):
                     await self._record_aborted(plan, sampled, generation, cut, version, choice)
                 raise cut
             return generations
+
+    def _check_answered(self, engine: Engine, generations: list[Generation], plan: Plan) -> None:
+        """Raises `EngineUnavailable` for an answer that can be neither recorded nor shown: more choices than have numbers, or text that
+        is nowhere, since mode `tokens` reads it from the ids."""
+        wanted = self.incoming.request.n
+        if len(generations) > wanted:
+            raise EngineUnavailable(f"{engine.url} gave {len(generations)} choices where {wanted} were asked for")
+        if plan.mode == "tokens" and any(generation.token_ids is None for generation in generations):
+            raise EngineUnavailable(f"{engine.url} returned no ids of what it sampled; without them there is no answer in mode tokens")
 
     async def _ask(self, engine: Engine, plan: Plan, sampled: Sampled) -> list[Generation]:
         if plan.mode == "tokens":

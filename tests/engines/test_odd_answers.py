@@ -1,0 +1,142 @@
+"""Answers that have not the form of their API, error bodies under status 200, redirects: named failures of the engine, none of ours."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from polar.chat import Message, Sampling, Tool, ToolChoice
+from polar.engines import registered
+from polar.engines.base import Engine, Generation, MessagesRequest, TokensRequest
+from polar.errors import EngineBusy, EngineUnavailable
+from polar.testing import serve_app
+
+JsonObject = dict[str, Any]
+GOOD: JsonObject = {
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hi"},
+            "finish_reason": "stop",
+            "token_ids": [5, 6],
+            "response_token_ids": [5, 6],
+            "prompt_token_ids": [1, 2],
+            "logprobs": {"content": [{"token": "H", "logprob": -0.5}, {"token": "i", "logprob": -0.25}]},
+        }
+    ],
+    "prompt_token_ids": [1, 2],
+    "usage": {"prompt_tokens": 2, "completion_tokens": 2},
+}
+
+
+@contextmanager
+def server(body: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Iterator[tuple[str, list[bytes]]]:
+    """Says the same to every request; yields its URL and the bodies that it was sent."""
+    seen: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        raw, more = b"", True
+        while more:
+            event = await receive()
+            raw, more = raw + event.get("body", b""), event.get("more_body", False)
+        seen.append(raw)
+        await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        await send({"type": "http.response.body", "body": orjson.dumps(body)})
+
+    with serve_app(app) as running:
+        yield running.url, seen
+
+
+async def chat(kind: str, url: str, tools: tuple[Tool, ...] = ()) -> Generation:
+    engine: Engine = registered()[kind](url)
+    request = MessagesRequest("m", [Message("user", "Hi")], tools, ToolChoice(), Sampling(max_tokens=5))
+    try:
+        return (await engine.chat(request))[0]
+    finally:
+        await engine.aclose()
+
+
+def changed(change: Callable[[JsonObject], Any]) -> JsonObject:
+    answer = copy.deepcopy(GOOD)
+    change(answer)
+    return answer
+
+
+def of_choice(**fields: Any) -> JsonObject:
+    return changed(lambda answer: answer["choices"][0].update(fields))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai", "sglang"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        [1],
+        {"choices": {"a": 1}},
+        {"choices": ["x"]},
+        of_choice(message="text"),
+        of_choice(message={"content": 5}),
+        of_choice(message={"content": "", "reasoning": {"a": 1}}),
+        of_choice(message={"content": "", "tool_calls": ["x"]}),
+        of_choice(message={"content": "", "tool_calls": [{"function": "x"}]}),
+        of_choice(message={"content": "", "refusal": 3}),
+        of_choice(logprobs=[1]),
+        of_choice(logprobs={"content": ["x"]}),
+    ],
+)
+async def test_an_answer_of_another_form_is_the_engines_failure(kind: str, answer: Any) -> None:
+    with server(answer) as (url, _), pytest.raises(EngineUnavailable):
+        await chat(kind, url)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai", "sglang"])
+@pytest.mark.parametrize("usage", [None, [1], "x", {"prompt_tokens": "2", "completion_tokens": None, "prompt_tokens_details": [1]}])
+async def test_a_usage_that_is_none_counts_nothing_and_fails_nothing(kind: str, usage: Any) -> None:
+    with server(changed(lambda answer: answer.update(usage=usage))) as (url, _):
+        generation = await chat(kind, url)
+    assert (generation.prompt_tokens, generation.cached_tokens) == (0, 0)
+    assert generation.token_ids is not None and generation.token_ids.tolist() == [5, 6]
+    assert generation.message is not None and generation.message.text == "Hi"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_an_error_under_status_200_keeps_its_words_and_kind(kind: str) -> None:
+    with server({"error": {"message": "slow down", "code": 429}}) as (url, _), pytest.raises(EngineBusy, match="slow down"):
+        await chat(kind, url)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai", "sglang"])
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_refused_and_names_its_target(kind: str, status: int) -> None:
+    with server({}, status, ((b"location", b"/elsewhere"),)) as (url, seen):
+        with pytest.raises(EngineUnavailable, match="redirects to /elsewhere"):
+            await chat(kind, url)
+        assert len(seen) <= 2  # the question and, for vLLM, what the context is
+
+
+async def test_what_only_slow_json_writers_can_write_reaches_the_engine() -> None:
+    deep: JsonObject = {}
+    for _ in range(400):
+        deep = {"items": deep}
+    tool = Tool("f", None, {"type": "object", "const": 10**30, "properties": deep, "title": "\ud800"})
+    with server(GOOD) as (url, seen):
+        await chat("openai", url, (tool,))
+    assert b'"const":1000000000000000000000000000000' in seen[-1] and b'"\\ud800"' in seen[-1]
+
+
+async def test_ids_travel_whichever_json_writer_is_needed() -> None:
+    answer = {"choices": [{"text": "", "finish_reason": "stop", "logprobs": {"tokens": ["token_id:5"], "token_logprobs": [-0.5]}}]}
+    with server(answer) as (url, seen):
+        engine = registered()["vllm"](url)
+        prompt = np.array([7, 8, 9], np.int32)
+        await engine.generate(TokensRequest("m", prompt, Sampling(max_tokens=5, seed=10**30)))
+        await engine.aclose()
+    assert b'"prompt":[7,8,9]' in seen[-1]
