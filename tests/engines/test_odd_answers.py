@@ -103,8 +103,10 @@ async def test_a_usage_that_is_none_counts_nothing_and_fails_nothing(kind: str, 
     with server(changed(lambda answer: answer.update(usage=usage))) as (url, _):
         generation = await chat(kind, url)
     assert (generation.prompt_tokens, generation.cached_tokens) == (0, 0)
-    assert generation.token_ids is not None and generation.token_ids.tolist() == [5, 6]
-    assert generation.message is not None and generation.message.text == "Hi"
+    assert generation.token_ids is not None
+    assert generation.token_ids.tolist() == [5, 6]
+    assert generation.message is not None
+    assert generation.message.text == "Hi"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
@@ -129,7 +131,8 @@ async def test_what_only_slow_json_writers_can_write_reaches_the_engine() -> Non
     tool = Tool("f", None, {"type": "object", "const": 10**30, "properties": deep, "title": "\ud800"})
     with server(GOOD) as (url, seen):
         await chat("openai", url, (tool,))
-    assert b'"const":1000000000000000000000000000000' in seen[-1] and b'"\\ud800"' in seen[-1]
+    assert b'"const":1000000000000000000000000000000' in seen[-1]
+    assert b'"\\ud800"' in seen[-1]
 
 
 async def test_ids_travel_whichever_json_writer_is_needed() -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import Open
 from gateway_players import Chat
+
+from conftest import Open
 
 
 async def test_more_choices_than_asked_for_take_no_other_calls_number(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +21,8 @@ async def test_more_choices_than_asked_for_take_no_other_calls_number(gateway: O
 
         monkeypatch.setattr(gw.engine, "generate", generous)
         refused = await Chat().user("Hi").send(client)
-        assert refused.status == 502 and "2 choices where 1" in refused.json()["error"]["message"]
+        assert refused.status == 502
+        assert "2 choices where 1" in refused.json()["error"]["message"]
         monkeypatch.setattr(gw.engine, "generate", honest)
         assert (await Chat().user("Hi").send(client)).status == 200
         assert [one.choice for one in await gw.completions(session)] == [0]
@@ -37,5 +39,6 @@ async def test_an_answer_without_ids_is_never_shown_as_an_empty_one(gateway: Ope
         monkeypatch.setattr(gw.engine, "generate", silent)
         for stream in (False, True):
             refused = await Chat().user("Hi").send(client, stream)
-            assert refused.status == 502 and "no ids" in refused.json()["error"]["message"]
+            assert refused.status == 502
+            assert "no ids" in refused.json()["error"]["message"]
         assert await gw.completions(session) == []
