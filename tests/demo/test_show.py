@@ -10,13 +10,11 @@ from rich.console import Console
 
 from polar.chat import Message
 from polar.demo.play import Played, choose
-from polar.demo.rows import Walk, walk
 from polar.demo.show import show_all
-from polar.harness import RunResult, named
-from polar.records import Break, Cause, Completion
+from polar.harness import RunResult
+from polar.records import Break, Cause, Completion, Session
 from polar.tasks import Grade, bundled
-
-PI = named("pi")
+from polar.trajectory import build
 
 
 def completion(number: int, prompt: list[int], sampled: list[int], **more: object) -> Completion:
@@ -43,8 +41,9 @@ def played(*completions: Completion, reward: float = 1.0, problem: str | None = 
 
 def printed(*sessions: Played) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    walked: list[tuple[Played, Walk]] = [(one, walk(one.completions, PI.tag)) for one in sessions]
-    show_all(console, walked, lambda ids: " ".join(f"t{one}" for one in ids), Path("runs/demo"))
+    session = Session("ses_1", b"", b"", metadata={"harness": "pi"})
+    built = [(one, build(session, one.completions)) for one in sessions]
+    show_all(console, built, lambda ids: " ".join(f"t{one}" for one in ids), Path("runs/demo"))
     return console.export_text()
 
 

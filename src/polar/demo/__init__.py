@@ -1,6 +1,6 @@
 """`polar demo`: a real harness on bundled tasks with the bundled model, on a CPU, and what was captured of it.
 
-`play` starts the parts and runs the sessions, `rows` makes training rows of the completions, `show` prints.
+`play` starts the parts and runs the sessions, `polar.trajectory` makes training rows of what was recorded, `show` prints.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from polar.demo import play, show
-from polar.demo.rows import Walk, walk
 from polar.errors import ConfigError
 from polar.export import label_line
 from polar.harness import install, named
+from polar.records import Session
 from polar.tokens.tokenizer import load_tokenizer
+from polar.trajectory import build
 
 ASSETS = Path(__file__).parents[1] / "assets"
 
@@ -71,8 +72,8 @@ async def _demo(sessions: int, folder: Path, seed: int, console: Console) -> int
     rewards = [label_line(one.session_id, reward=one.grade.reward, outcome="graded") for one in played]
     (folder / "rewards.jsonl").write_bytes(b"".join(rewards))
     tokenizer = load_tokenizer(ASSETS / play.MODEL)
-    walked: list[tuple[play.Played, Walk]] = [(one, walk(one.completions, harness.tag)) for one in played]
-    show.show_all(console, walked, tokenizer.decode, folder)
+    built = [(one, build(Session(one.session_id, b"", b"", metadata={"harness": play.HARNESS}), one.completions)) for one in played]
+    show.show_all(console, built, tokenizer.decode, folder)
     console.print(f"[dim]{time.monotonic() - began:.0f} s in all[/]", highlight=False)
     silent = [one for one in played if not one.completions]
     for one in silent:

@@ -16,22 +16,23 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.demo.play import Played
-from polar.demo.rows import Row, Walk
+from polar.trajectory import Trace, Trajectory
 
 Decode = Callable[[list[int]], str]
 HEAD_CHARACTERS = 200
 """How much of a trace's beginning (the harness's own prompt) is shown."""
 
 
-def sessions_table(played: Sequence[tuple[Played, Walk]]) -> Table:
+def sessions_table(played: Sequence[tuple[Played, Trajectory]]) -> Table:
     """A row per session, in tokens."""
     table = Table(title="Sessions")
     table.add_column("task", no_wrap=True, min_width=max((len(one.task.name) for one, _ in played), default=0))
     table.add_column("result")
     for name in ("turns", "prompt", "sampled", "trained", "rows", "s"):
         table.add_column(name, justify="right")
-    for one, walk in played:
-        numbers = (len(one.completions), walk.prompt, walk.sampled, walk.in_rows, len(walk.rows))
+    for one, made in played:
+        prompt = sum(len(call.prompt_ids) for call in one.completions if call.prompt_ids is not None)
+        numbers = (len(one.completions), prompt, made.sampled, made.in_rows, len(made.traces))
         table.add_row(one.task.name, result(one), *(f"{number:,}" for number in numbers), f"{one.run.duration_s:.1f}")
     return table
 
@@ -44,16 +45,17 @@ def result(one: Played) -> Text:
     return Text("failed" if one.run.ok else f"failed: {one.run.problem}"[:60], "red")
 
 
-def ledger_table(played: Sequence[tuple[Played, Walk]]) -> Table | Text:
+def ledger_table(played: Sequence[tuple[Played, Trajectory]]) -> Table | Text:
     """What was sampled and is not trained, and why; and every prompt that did not extend its predecessor."""
     table = Table("task", "what", "why", title="Not trained, or worth a look")
-    for one, walk in played:
-        for reason, tokens in sorted(walk.ledger.items()):
-            table.add_row(one.task.name, f"{tokens:,} sampled tokens", reason)
+    for one, made in played:
+        for line in made.ledger:
+            why = line.reason if line.rule == line.reason else f"{line.reason} ({line.rule})"
+            table.add_row(one.task.name, f"{line.tokens:,} sampled tokens of call {line.completion}", why)
+        for broken in made.drift:
+            where = f"call {broken.completion} does not extend call {broken.parent}"
+            table.add_row(one.task.name, where, f"{broken.cause}: a row of its own, {broken.repeated:,} ids of context again")
         for completion in one.completions:
-            if completion.broken is not None:
-                where = f"call {completion.number} does not extend call {completion.broken.parent}"
-                table.add_row(one.task.name, where, f"{completion.broken.cause}: {completion.broken.lost} ids in a row of their own")
             for tag in sorted(completion.tags & {"tool_call_malformed", "thinking_open", "clamped"}):
                 table.add_row(one.task.name, "trained all the same", f"call {completion.number}: {tag.replace('_', ' ')}")
     if table.row_count:
@@ -61,11 +63,11 @@ def ledger_table(played: Sequence[tuple[Played, Walk]]) -> Table | Text:
     return Text("Nothing was left out: every sampled token stands in exactly one training row, and every prompt extended its predecessor.")
 
 
-def totals(played: Sequence[tuple[Played, Walk]]) -> Text:
+def totals(played: Sequence[tuple[Played, Trajectory]]) -> Text:
     """The conservation law in one line, and the pass rate."""
-    sampled = sum(walk.sampled for _, walk in played)
-    rows = sum(walk.in_rows for _, walk in played)
-    ledger = sum(walk.ledgered for _, walk in played)
+    sampled = sum(made.sampled for _, made in played)
+    rows = sum(made.in_rows for _, made in played)
+    ledger = sum(made.ledger.tokens for _, made in played)
     passed = sum(one.grade.passed for one, _ in played)
     text = Text(f"{passed} of {len(played)} sessions passed.  ", "bold")
     for split in ("train", "held_out"):
@@ -76,13 +78,13 @@ def totals(played: Sequence[tuple[Played, Walk]]) -> Text:
     return text
 
 
-def example(played: Sequence[tuple[Played, Walk]]) -> tuple[Played, Row] | None:
+def example(played: Sequence[tuple[Played, Trajectory]]) -> tuple[Played, Trace] | None:
     """The trace to show: of a session that passed if one did, the one of most calls."""
-    traces = [(one, row) for one, walk in played for row in walk.rows]
+    traces = [(one, row) for one, made in played for row in made.traces]
     return max(traces, key=lambda pair: (pair[0].grade.passed, len(pair[1].completions)), default=None)
 
 
-def trace_panel(one: Played, row: Row, decode: Decode) -> Panel:
+def trace_panel(one: Played, row: Trace, decode: Decode) -> Panel:
     """A trace as text: what is trained in green, what the model only read dimmed; the harness's prompt is cut short."""
     text = Text()
     at = 0
@@ -115,7 +117,7 @@ def data_lines(folder: Path, session_id: str) -> Text:
     )
 
 
-def show_all(console: Console, played: Sequence[tuple[Played, Walk]], decode: Decode, folder: Path) -> None:
+def show_all(console: Console, played: Sequence[tuple[Played, Trajectory]], decode: Decode, folder: Path) -> None:
     console.print()
     console.print(sessions_table(played))
     console.print()
