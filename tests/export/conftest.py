@@ -8,7 +8,7 @@ import pytest
 from export_samples import Talk, Write, fill
 
 from polar.chat import JsonObject
-from polar.export import Labels, Spec, export
+from polar.export import About, Spec, export
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def write(tmp_path: Path) -> Write:
         store = await fill(tmp_path / f"{count}.db", talks)
         try:
             folder = tmp_path / f"out{count}"
-            return await export(store, "a store", folder, Spec(**{"file_format": "jsonl", **options}), card_of=Labels("Test")), folder
+            return await export(store, "a store", folder, Spec(**{"file_format": "jsonl", **options}), about=About("Test")), folder
         finally:
             await store.aclose()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polar.chat import JsonObject, Message, Thinking, Tool, ToolCall
-from polar.records import Completion, Session
+from polar.records import Completion, Session, SessionKind
 from polar.store import Store, open_store
 from polar.testing.tokenizer import WordTokenizer
 
@@ -47,6 +47,7 @@ class Talk:
     metadata: dict[str, Any] = field(default_factory=dict)
     created: float = 1.0
     closed: float | None = 2.0
+    kind: SessionKind = "train"
     tools: tuple[Tool, ...] = TOOLS
     completions: list[Completion] = field(default_factory=list)
 
@@ -96,7 +97,7 @@ class Talk:
     @property
     def session(self) -> Session:
         return Session(
-            self.id, hashlib.sha256(self.id.encode()).digest(), b"secret", created=self.created, closed=self.closed, metadata=self.metadata
+            self.id, hashlib.sha256(self.id.encode()).digest(), b"secret", self.kind, self.created, self.closed, metadata=self.metadata
         )
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.errors import ConfigError
-from polar.export import Labels, Spec, export, label_line
+from polar.export import About, Spec, export, label_line
 
 
 def taken(folder: Path, split: str = "train") -> list[str]:
@@ -68,12 +68,21 @@ async def test_what_failed_by_infrastructure_or_is_still_open_is_left_out(write:
     assert taken(folder) == ["b", "c"]
 
 
-async def test_filters_by_harness_task_and_kind(write: Write) -> None:
+async def test_filters_by_harness_and_task(write: Write) -> None:
     talks = [solved("a", task="edit-1", reward=1.0), solved("b", created=2.0, task="copy-1", harness="codex", reward=1.0)]
     assert taken((await write(talks, task="edit-*"))[1]) == ["a"]
     assert taken((await write(talks, harness="codex"))[1]) == ["b"]
-    facts, _ = await write(talks, kind="eval")
-    assert facts["sessions"]["seen"] == 0
+
+
+async def test_sessions_of_an_evaluation_are_no_training_data_unless_asked_for(write: Write) -> None:
+    talks = [solved("a", reward=1.0), solved("b", created=2.0, reward=1.0)]
+    talks[1].kind = "eval"
+    facts, folder = await write(talks)
+    assert taken(folder) == ["a"]
+    assert facts["sessions"]["refused"] == {"a session of another kind": 1}
+    assert facts["acceptance"] == [{"source": "unknown", "graded": 1, "accepted": 1, "share": 1.0, "mean_reward": 1.0}]
+    assert taken((await write(talks, kind="eval"))[1]) == ["b"]
+    assert taken((await write(talks, kind="any"))[1]) == ["a", "b"]
 
 
 async def test_rewards_from_a_file(write: Write, tmp_path: Path) -> None:
@@ -167,7 +176,7 @@ def test_no_key_stands_in_two_splits(sizes: list[int], share: float, by: str, se
         store = await fill(folder / "a.db", talks)
         try:
             spec = Spec(file_format="jsonl", splits={"test": share}, split_by=by, seed=seed)  # type: ignore[arg-type]
-            return await export(store, "x", folder / "out", spec, card_of=Labels("T"))
+            return await export(store, "x", folder / "out", spec, about=About("T"))
         finally:
             await store.aclose()
 

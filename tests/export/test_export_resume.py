@@ -22,14 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.errors import ConfigError
-from polar.export import Labels, Spec, export
+from polar.export import About, Spec, export
 from polar.export.state import State
 from polar.records import Completion
 from polar.store import open_store
 from polar.store.base import Store
 
 SMALL = 1 / 1024  # a part holds about a kilobyte
-CARD = Labels("Test")
+ABOUT = About("Test")
 
 
 class Stop(Exception):
@@ -79,13 +79,13 @@ def test_an_interrupted_export_ends_in_the_same_bytes(stops: list[int], form: An
     async def run(folder: Path) -> None:
         store = await fill(folder / "a.db", many(30))
         try:
-            await export(store, "x", folder / "whole", spec, card_of=CARD)
+            await export(store, "x", folder / "whole", spec, about=ABOUT)
             for stop in stops:
                 try:
-                    await export(Stopping(store, stop), "x", folder / "torn", spec, card_of=CARD)  # type: ignore[arg-type]
+                    await export(Stopping(store, stop), "x", folder / "torn", spec, about=ABOUT)  # type: ignore[arg-type]
                 except Stop:
                     assert not (folder / "torn" / "manifest.json").exists()
-            await export(store, "x", folder / "torn", spec, card_of=CARD)
+            await export(store, "x", folder / "torn", spec, about=ABOUT)
         finally:
             await store.aclose()
         assert len(list((folder / "whole" / "data").iterdir())) > 4
@@ -99,11 +99,11 @@ async def test_what_was_done_is_not_done_again(tmp_path: Path) -> None:
     store = await fill(tmp_path / "a.db", many(30))
     spec = Spec(file_format="jsonl", part_mb=SMALL)
     with pytest.raises(Stop):
-        await export(Stopping(store, 20), "x", tmp_path / "out", spec, card_of=CARD)  # type: ignore[arg-type]
+        await export(Stopping(store, 20), "x", tmp_path / "out", spec, about=ABOUT)  # type: ignore[arg-type]
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "data").glob("*.jsonl")}
     assert done
     counting = Stopping(store, 30)
-    await export(counting, "x", tmp_path / "out", spec, card_of=CARD)  # type: ignore[arg-type]
+    await export(counting, "x", tmp_path / "out", spec, about=ABOUT)  # type: ignore[arg-type]
     assert counting.left > 15
     assert all(path.stat().st_mtime_ns == at for path, at in done.items())
     await store.aclose()
@@ -112,12 +112,12 @@ async def test_what_was_done_is_not_done_again(tmp_path: Path) -> None:
 async def test_a_finished_export_is_left_as_it_is(tmp_path: Path) -> None:
     store = await fill(tmp_path / "a.db", many(3))
     spec = Spec(file_format="jsonl")
-    first = await export(store, "x", tmp_path / "out", spec, card_of=CARD)
+    first = await export(store, "x", tmp_path / "out", spec, about=ABOUT)
     before = digests(tmp_path / "out")
-    assert await export(store, "x", tmp_path / "out", spec, card_of=CARD) == first
+    assert await export(store, "x", tmp_path / "out", spec, about=ABOUT) == first
     assert digests(tmp_path / "out") == before
     with pytest.raises(ConfigError, match="another finished export"):
-        await export(store, "x", tmp_path / "out", Spec(file_format="jsonl", min_reward=1.0), card_of=CARD)
+        await export(store, "x", tmp_path / "out", Spec(file_format="jsonl", min_reward=1.0), about=ABOUT)
     await store.aclose()
 
 
@@ -125,11 +125,11 @@ async def test_an_export_does_not_go_on_with_other_options_or_another_store(tmp_
     store = await fill(tmp_path / "a.db", many(10))
     spec = Spec(file_format="jsonl", part_mb=SMALL)
     with pytest.raises(Stop):
-        await export(Stopping(store, 7), "x", tmp_path / "out", spec, card_of=CARD)  # type: ignore[arg-type]
+        await export(Stopping(store, 7), "x", tmp_path / "out", spec, about=ABOUT)  # type: ignore[arg-type]
     for name, other in (("y", spec), ("x", Spec(file_format="jsonl", part_mb=SMALL, form="rl"))):
         with pytest.raises(ConfigError, match="unfinished export with other options or of another store"):
-            await export(store, name, tmp_path / "out", other, card_of=CARD)
-    await export(store, "x", tmp_path / "out", spec, card_of=CARD)
+            await export(store, name, tmp_path / "out", other, about=ABOUT)
+    await export(store, "x", tmp_path / "out", spec, about=ABOUT)
     await store.aclose()
 
 
@@ -138,7 +138,7 @@ async def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep")
     with pytest.raises(ConfigError, match="neither empty nor an unfinished export"):
-        await export(store, "x", tmp_path / "out", Spec(file_format="jsonl"), card_of=CARD)
+        await export(store, "x", tmp_path / "out", Spec(file_format="jsonl"), about=ABOUT)
     await store.aclose()
 
 
@@ -146,10 +146,10 @@ async def test_a_part_that_was_changed_is_noticed(tmp_path: Path) -> None:
     store = await fill(tmp_path / "a.db", many(30))
     spec = Spec(file_format="jsonl", part_mb=SMALL)
     with pytest.raises(Stop):
-        await export(Stopping(store, 20), "x", tmp_path / "out", spec, card_of=CARD)  # type: ignore[arg-type]
+        await export(Stopping(store, 20), "x", tmp_path / "out", spec, about=ABOUT)  # type: ignore[arg-type]
     next((tmp_path / "out" / "data").glob("*.jsonl")).write_text("{}")
     with pytest.raises(ConfigError, match="changed or removed"):
-        await export(store, "x", tmp_path / "out", spec, card_of=CARD)
+        await export(store, "x", tmp_path / "out", spec, about=ABOUT)
     await store.aclose()
 
 
@@ -159,9 +159,9 @@ async def test_two_exports_do_not_write_into_one_folder(tmp_path: Path) -> None:
     spec = Spec(file_format="jsonl")
     other = State.open(tmp_path / "out" / ".export.db", spec.fingerprint("x"))
     with pytest.raises(ConfigError, match="another export"):
-        await export(store, "x", tmp_path / "out", spec, card_of=CARD)
+        await export(store, "x", tmp_path / "out", spec, about=ABOUT)
     other.close()
-    await export(store, "x", tmp_path / "out", spec, card_of=CARD)
+    await export(store, "x", tmp_path / "out", spec, about=ABOUT)
     await store.aclose()
 
 
@@ -175,7 +175,7 @@ async def test_memory_does_not_grow_with_the_number_of_sessions(tmp_path: Path) 
         tracemalloc.start()
         try:
             spec = Spec(splits={"test": 0.3}, part_mb=1 / 16, best_of=100_000)
-            await export(store, "x", tmp_path / f"out{count}", spec, card_of=CARD)
+            await export(store, "x", tmp_path / f"out{count}", spec, about=ABOUT)
             peaks[count] = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -213,6 +213,6 @@ async def again(folder: str, name: str) -> None:
     """What the process that is killed does."""
     store = open_store(Path(folder) / "a.db")
     try:
-        await export(store, "x", Path(folder) / name, Spec(file_format="jsonl", part_mb=4 * SMALL), card_of=CARD)
+        await export(store, "x", Path(folder) / name, Spec(file_format="jsonl", part_mb=4 * SMALL), about=ABOUT)
     finally:
         await store.aclose()

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from polar.chat import Image, Message, Text, Thinking, ToolCall
 from polar.errors import ConfigError
-from polar.export import Labels, Maker, Spec, export, facts_of
+from polar.export import About, Maker, Spec, export, facts_of
 from polar.export.columns import COLUMNS
+from polar.export.read import rows_in
+from polar.trajectory.credit import advantages, groups
 from polar.trajectory.row import Trace
 from polar.trajectory.validate import validate
 
@@ -311,7 +313,7 @@ def test_every_sampled_token_is_exported_dropped_or_in_the_ledger(
         store = await fill(folder / "a.db", talks)
         try:
             spec = Spec(form=form, file_format="jsonl", splits=splits, **options)
-            return await export(store, "x", folder / "out", spec, card_of=Labels("T"))
+            return await export(store, "x", folder / "out", spec, about=About("T"))
         finally:
             await store.aclose()
 
@@ -336,3 +338,29 @@ def test_every_sampled_token_is_exported_dropped_or_in_the_ledger(
     if form != "rl":
         sides = [{row["repository"] for row in side} for side in rows.values()]
         assert not sides[0] & sides[1]
+
+
+# --- public bug reports -----------------------------------------------------------------------------------------------------------
+
+
+async def test_b115_every_row_says_its_rollout_and_its_group(write: Write) -> None:
+    """A rollout of three rows must count once in a baseline: trainers need to know which rows are one rollout."""
+    split, whole = Talk("A", {"group_id": "g", "reward": 1.0}), Talk("B", {"group_id": "g", "reward": 0.0}, created=2.0)
+    for word in ("one", "two", "three"):
+        split.say([SYSTEM, user(word)], assistant(word), after=None)
+    whole.say([SYSTEM, user("go")], assistant("four"))
+    for file_format in ("jsonl", "parquet"):
+        _, folder = await write([split, whole], form="rl", file_format=file_format)
+        rows = [row for _, row in rows_in(folder)]
+        assert [(row["metadata"]["rollout_id"], row["metadata"]["group_id"]) for row in rows] == [("A", "g")] * 3 + [("B", "g")]
+        traces = [Trace.from_json(row) for row in rows]
+        assert groups(traces)["g"].mean == 0.5
+        assert advantages(traces) == [0.5, 0.5, 0.5, -0.5]
+
+
+async def test_b119_exported_ids_decode_to_what_was_said(write: Write) -> None:
+    for file_format in ("jsonl", "parquet"):
+        _, folder = await write([solved("a", reward=1.0, turns=4)], form="rl", file_format=file_format)
+        for _, row in rows_in(folder):
+            assert validate(row, vocabulary=len(TOKENIZER), tokenizer=TOKENIZER) == []
+            assert len(row["response_ids"]) == len(row["loss_mask"]) == len(row["response_logprobs"])

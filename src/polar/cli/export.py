@@ -47,7 +47,9 @@ def export(
     keep_unrewarded: Annotated[bool, typer.Option("--keep-unrewarded", help="Take sessions and rows without a reward, too.")] = False,
     harness: Annotated[str | None, typer.Option(help="Only sessions of this harness.")] = None,
     task: Annotated[str | None, typer.Option(help="Only sessions of this task, or of tasks like `name-*`.")] = None,
-    kind: Annotated[Literal["train", "eval"] | None, typer.Option(help="Only sessions of this kind.")] = None,
+    kind: Annotated[
+        Literal["train", "eval", "any"], typer.Option(help="Sessions of this kind; those of an evaluation only if asked for.")
+    ] = "train",
     role: Annotated[list[str] | None, typer.Option(help="Only rows of this role (main, sub_agent, ...); repeatable.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Leave out longer rows. To cut them: --option max_length=N.")] = None,
     split: Annotated[list[str] | None, typer.Option(help="NAME=SHARE of the sessions, as in test=0.1; the rest is train.")] = None,
@@ -75,7 +77,7 @@ def export(
     license_name: Annotated[str | None, typer.Option("--license", help="For the data card.")] = None,
 ) -> None:
     """Write stored sessions as data for trainers, with a manifest and a data card. Streams; goes on after an interruption."""
-    from polar.export import Labels, Spec
+    from polar.export import About, Spec
     from polar.export import export as write
 
     spec = Spec(
@@ -108,10 +110,8 @@ def export(
     async def run() -> JsonObject:
         opened = open_store(url)
         try:
-            card_of = Labels(title or folder.resolve().name, license_name)
-            return await write(
-                opened, url, folder, spec, card_of=card_of, progress=lambda line: err.print(line, style="dim", highlight=False)
-            )
+            about = About(title or folder.resolve().name, license_name)
+            return await write(opened, url, folder, spec, about=about, progress=lambda line: err.print(line, style="dim", highlight=False))
         finally:
             await opened.aclose()
 

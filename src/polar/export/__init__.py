@@ -4,8 +4,8 @@
 """
 
 from polar.export.facts import Facts, facts_of, label_line, read_labels
-from polar.export.run import Labels, export
+from polar.export.run import About, export
 from polar.export.spec import Spec
 from polar.export.trajectories import Maker
 
-__all__ = ["Facts", "Labels", "Maker", "Spec", "export", "facts_of", "label_line", "read_labels"]
+__all__ = ["Facts", "About", "Maker", "Spec", "export", "facts_of", "label_line", "read_labels"]

@@ -53,7 +53,8 @@ def acceptance(state: State) -> list[JsonObject]:
     """By source: graded sessions, how many of them the export took, and their mean reward; the largest first."""
     query = """
         SELECT origin, count(*), sum(refused IS NULL), avg(reward) FROM sessions
-        WHERE reward IS NOT NULL AND coalesce(refused, '') <> 'still open' GROUP BY origin ORDER BY count(*) DESC, origin
+        WHERE reward IS NOT NULL AND coalesce(refused, '') NOT IN ('still open', 'a session of another kind')
+        GROUP BY origin ORDER BY count(*) DESC, origin
     """
     lines: list[JsonObject] = []
     others = [0, 0, 0.0]

@@ -20,6 +20,7 @@ from polar.store.base import Store
 
 PAGE = 500
 
+KIND = "a session of another kind"
 OPEN = "still open"
 NO_REWARD = "no reward"
 INFRASTRUCTURE = "failed by infrastructure"
@@ -61,6 +62,8 @@ async def make(state: State, store: Store, spec: Spec, note: Callable[[str], Non
 
 def refused(facts: Facts, spec: Spec) -> str | None:
     """Why a session is left out, as far as it alone tells."""
+    if spec.kind not in ("any", facts.kind):
+        return KIND
     if facts.outcome == "failed_by_infrastructure":
         return INFRASTRUCTURE
     if not facts.closed and not spec.include_open:

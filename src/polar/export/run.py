@@ -47,7 +47,7 @@ EMPTY = "nothing in it is trained"
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class About:
     """What the data card is called."""
 
     title: str
@@ -60,7 +60,7 @@ async def export(
     folder: Path,
     spec: Spec,
     *,
-    card_of: Labels,
+    about: About,
     progress: Callable[[str], None] = lambda _: None,
 ) -> JsonObject:
     """Writes the export into `folder` and returns its manifest. Goes on where an earlier call with the same `spec` was interrupted.
@@ -76,15 +76,15 @@ async def export(
         progress(f"{folder} holds this export already, complete")
         return finished
     try:
-        facts = await _resume(store, store_name, folder, spec, maker, card_of, progress)
+        facts = await _resume(store, store_name, folder, spec, maker, about, progress)
     except (OSError, sqlite3.OperationalError) as error:
         raise ConfigError(f"{folder} cannot be written: {error}; the same command goes on from the last checkpoint") from error
-    (folder / STATE).unlink()
+    State.remove(folder / STATE)
     return facts
 
 
 async def _resume(
-    store: Store, store_name: str, folder: Path, spec: Spec, maker: Maker, card_of: Labels, progress: Callable[[str], None]
+    store: Store, store_name: str, folder: Path, spec: Spec, maker: Maker, about: About, progress: Callable[[str], None]
 ) -> JsonObject:
     state = State.open(folder / STATE, spec.fingerprint(store_name))
     try:
@@ -97,7 +97,7 @@ async def _resume(
         await _Run(store, folder, spec, state, maker, progress).all()
         facts = manifest(state, spec)
         _write_splits(folder, spec, state)
-        write_atomically(folder / "README.md", [card(facts, title=card_of.title, license_name=card_of.license_name).encode()])
+        write_atomically(folder / "README.md", [card(facts, title=about.title, license_name=about.license_name).encode()])
         facts["fingerprint"] = spec.fingerprint(store_name)
         text = orjson.dumps(facts, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         write_atomically(folder / MANIFEST, [text])
@@ -112,7 +112,7 @@ def _claim(folder: Path, spec: Spec, store_name: str) -> JsonObject | None:
     if (folder / MANIFEST).is_file():
         facts: JsonObject = orjson.loads((folder / MANIFEST).read_bytes())
         if facts.get("fingerprint") == spec.fingerprint(store_name):
-            (folder / STATE).unlink(missing_ok=True)
+            State.remove(folder / STATE)
             return facts
         raise ConfigError(f"{folder} holds another finished export: name another folder")
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / STATE).exists())):

@@ -25,7 +25,8 @@ SplitBy = Literal["repository", "task", "split"]
 class Spec:
     """The options of an export. Two runs with equal specs over one store write equal files.
 
-    `min_reward` leaves out sessions below it (rejection sampling), `best_of` keeps at most that many of each group, the best first.
+    `kind` is of sessions: those of an evaluation are no training data unless asked for. `min_reward` leaves out sessions below it
+    (rejection sampling), `best_of` keeps at most that many of each group, the best first.
     `splits` maps names to fractions of the sessions; what they leave is `train`. `known_splits` is a `splits.jsonl` of an earlier export,
     whose repositories or tasks keep their side. `allow_shared_prompts` lets rows of several splits start with the same prompt, where tasks
     differ only in what the harness reads later. `max_tokens` leaves out longer rows; to cut them instead, use the builder's own option.
@@ -41,7 +42,7 @@ class Spec:
     best_of: int | None = None
     keep_unrewarded: bool = False
     include_open: bool = False
-    kind: Literal["train", "eval"] | None = None
+    kind: Literal["train", "eval", "any"] = "train"
     harness: str | None = None
     task: str | None = None
     roles: tuple[str, ...] = ()
@@ -87,11 +88,7 @@ class Spec:
 
     def wants(self, facts: Facts) -> bool:
         """Whether the session is among those that the filters name."""
-        return (
-            self.kind in (None, facts.kind)
-            and (self.harness is None or facts.harness == self.harness)
-            and (self.task is None or fnmatchcase(facts.task or "", self.task))
-        )
+        return (self.harness is None or facts.harness == self.harness) and (self.task is None or fnmatchcase(facts.task or "", self.task))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

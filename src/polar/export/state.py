@@ -85,12 +85,16 @@ class State:
                     )
                 return found
             found.close()
-            for leftover in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
-                leftover.unlink(missing_ok=True)
+            cls.remove(path)
         made = cls(_connect(path))
         made.db.executescript(_SCHEMA)
         made.set_meta(version=VERSION, fingerprint=fingerprint)
         return made
+
+    @staticmethod
+    def remove(path: Path) -> None:
+        for ending in ("", "-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
 
     def begin(self) -> None:
         self.db.execute("BEGIN IMMEDIATE")
