@@ -112,12 +112,12 @@ class Tool:
     wire_name: str | None = None
 
     def schema(self) -> JsonObject:
-        """The OpenAI Chat Completions form, in the key order that engines render."""
-        function: JsonObject = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = self.parameters
-        return {"type": "function", "function": function}
+        """The OpenAI Chat Completions form, in the key order that engines render.
+
+        A missing description is written as an empty one: vLLM would write it as null, SGLang not at all, and the prompt shall not
+        depend on the engine.
+        """
+        return {"type": "function", "function": {"name": self.name, "description": self.description or "", "parameters": self.parameters}}
 
 
 @dataclass(frozen=True, slots=True)
