@@ -231,3 +231,14 @@ def test_a_file_that_is_not_there_or_empty_is_an_error_of_its_own(polar: Polar, 
     (tmp_path / "no.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ConfigError, match="not a Parquet file"):
         polar("trace", "validate", tmp_path / "no.parquet")
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["export", "out"], ["rebuild"], ["drift", "all"]])
+def test_a_store_that_is_not_there_is_an_error_and_is_not_made(polar: Polar, tmp_path: Path, command: list[str]) -> None:
+    for name in ("typo.db", "sqlite:typo.db"):
+        with pytest.raises(ConfigError, match="there is no store at"):
+            polar(*command, "--store", name if name.startswith("sqlite") else tmp_path / name)
+    assert not list(tmp_path.glob("typo*"))

@@ -67,7 +67,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     stops=st.lists(st.integers(0, 25), min_size=1, max_size=4),
     form=st.sampled_from(["chat", "rl"]),

@@ -297,7 +297,7 @@ def talks(draw: st.DrawFn) -> list[Talk]:
     return made
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     talks=talks(),
     form=st.sampled_from(["chat", "rl", "tokens"]),

@@ -12,11 +12,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.control import store_url
-from polar.cli.export import BuilderOption, OptionOption, builder_options
+from polar.cli.export import BuilderOption, OptionOption, builder_options, stored
 from polar.cli.output import out
 from polar.errors import ConfigError
-from polar.store import open_store
 
 if TYPE_CHECKING:
     from polar.export.summary import Summary
@@ -42,7 +40,7 @@ def drift(
     summary = Summary()
 
     async def run() -> None:
-        opened = open_store(store_url(store))
+        opened, _ = stored(store)
         try:
             async for session in _named(opened, what):
                 summary.add(await maker.trajectory(opened, facts_of(session)))

@@ -14,7 +14,7 @@ from polar.chat import JsonObject
 from polar.cli.control import store_url
 from polar.cli.output import err, out
 from polar.errors import ConfigError
-from polar.store import open_store
+from polar.store import Store, open_store
 
 BuilderOption = Annotated[str, typer.Option("--builder", help="How completions become rows: prefix_merging, per_request, or a plugin.")]
 OptionOption = Annotated[
@@ -105,10 +105,9 @@ def export(
         seed=seed,
         part_mb=part_mb,
     )
-    url = store_url(store)
 
     async def run() -> JsonObject:
-        opened = open_store(url)
+        opened, url = stored(store)
         try:
             about = About(title or folder.resolve().name, license_name)
             return await write(opened, url, folder, spec, about=about, progress=lambda line: err.print(line, style="dim", highlight=False))
@@ -116,6 +115,15 @@ def export(
             await opened.aclose()
 
     show(asyncio.run(run()), folder)
+
+
+def stored(given: str | None) -> tuple[Store, str]:
+    """The store to read, and its place. Raises `ConfigError` where there is none: reading makes no empty one."""
+    url = store_url(given)
+    path = Path(url.removeprefix("sqlite:")).expanduser()
+    if "://" not in url and not path.is_file():
+        raise ConfigError(f"there is no store at {path}; name one with --store")
+    return open_store(url), url
 
 
 def show(facts: JsonObject, folder: Path) -> None:

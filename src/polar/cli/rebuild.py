@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 from rich.table import Table
 
-from polar.cli.control import store_url
-from polar.cli.export import BuilderOption, CreditOption, LabelsOption, OptionOption, builder_options
+from polar.cli.export import BuilderOption, CreditOption, LabelsOption, OptionOption, builder_options, stored
 from polar.cli.output import err
 from polar.errors import ConfigError
-from polar.store import open_store
 
 if TYPE_CHECKING:
     from polar.export.summary import Summary
@@ -42,7 +40,7 @@ def rebuild(
     summary = Summary()
 
     async def run() -> None:
-        opened = open_store(store_url(store))
+        opened, _ = stored(store)
         try:
             with _output(output) as file:
                 async for session in _chosen(opened, sessions):
