@@ -499,3 +499,21 @@ def test_b90_a_wrong_message_is_refused_by_its_place(messages: list[Any], param:
 )
 def test_b90_a_wrong_parameter_is_refused_by_its_name(param: str, fields: dict[str, Any]) -> None:
     refused(param, **fields)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"properties": schema}
+    return schema
+
+
+@pytest.mark.parametrize("levels", [255, 900])
+def test_a_schema_nested_beyond_what_can_be_written_is_refused(levels: int) -> None:
+    refused("tools.0.input_schema", tools=[{**LS, "input_schema": nested(levels)}])
+    refused("output_config.format.schema", output_config={"format": {"type": "json_schema", "schema": nested(levels)}})
+
+
+def test_a_deep_schema_and_huge_integers_in_one_are_taken() -> None:
+    schema = {"const": 10**40, "properties": nested(200)}
+    assert parse(tools=[{**LS, "input_schema": schema}]).tools[0].parameters == schema

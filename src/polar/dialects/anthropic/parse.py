@@ -13,7 +13,7 @@ from typing import Any
 
 from polar.chat import ChatRequest, JsonObject, Message, Part, Sampling, join_parts
 from polar.dialects.anthropic.content import assistant_message, instruction_text, system_text, user_blocks
-from polar.dialects.anthropic.tools import Toolbox, parse_tool_choice, parse_tools
+from polar.dialects.anthropic.tools import Toolbox, parse_tool_choice, parse_tools, schema_object
 from polar.dialects.base import as_list, as_object, as_str, bad, optional_bool, optional_float, optional_int
 
 
@@ -156,7 +156,7 @@ def _response_format(body: JsonObject) -> JsonObject | None:
     kind = as_str(output.get("type"), f"{path}.type")
     if kind != "json_schema":
         raise bad(f"must be 'json_schema', not {kind!r}", f"{path}.type")
-    schema = as_object(output.get("schema"), f"{path}.schema")
+    schema = schema_object(output.get("schema"), f"{path}.schema")
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
 
 

@@ -87,7 +87,7 @@ def parse_tool(definition: JsonObject, path: str) -> Tool | None:
     name = _name(definition, path)
     if "input_schema" not in definition:
         raise bad("field required", f"{path}.input_schema")
-    return Tool(name, _description(definition, path), as_object(definition["input_schema"], f"{path}.input_schema"))
+    return Tool(name, _description(definition, path), schema_object(definition["input_schema"], f"{path}.input_schema"))
 
 
 def parse_tool_choice(value: Any, toolbox: Toolbox) -> tuple[ToolChoice, bool | None]:
@@ -132,6 +132,22 @@ def dump(value: Any, param: str) -> str:
             raise bad(f"cannot be written as JSON: {error}", param) from error
 
 
+def schema_object(value: Any, param: str) -> JsonObject:
+    """A JSON schema, as it came. Raises `InvalidRequest` for one nested too deeply to be written again by whoever needs it later."""
+    schema = as_object(value, param)
+    try:
+        orjson.dumps(schema)
+    except orjson.JSONEncodeError as error:
+        level: list[Any] = [schema]
+        for _ in range(_MAX_DEPTH):
+            level = [
+                inner for each in level for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            ]
+        if level:
+            raise bad(f"is nested more than {_MAX_DEPTH} levels deep", param) from error
+    return schema
+
+
 def _name(definition: JsonObject, path: str) -> str:
     name = as_str(definition.get("name"), f"{path}.name")
     if not name:
@@ -144,6 +160,7 @@ def _description(definition: JsonObject, path: str) -> str | None:
     return None if description is None else as_str(description, f"{path}.description")
 
 
+_MAX_DEPTH = 250
 _CLIENT_TOOLS = {
     "bash": "Runs a command in a persistent bash session.",
     "text_editor": "Views, creates and edits text files.",
