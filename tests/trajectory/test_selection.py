@@ -58,6 +58,10 @@ def test_each_refusal_has_its_reason_and_its_rule(change: dict[str, Any], reason
     assert list(made.ledger) == [Line(0, 0, 2, reason, rule)]
 
 
+def test_what_the_capture_called_untrainable_can_be_had_for_sft() -> None:
+    assert trained(merge(call(0, [1], [2], untrainable="raw log-probabilities"), untrainable=True)) == [[2]]
+
+
 @pytest.mark.parametrize("name", ["constrained", "greedy"])
 def test_constrained_and_greedy_tokens_are_trained_if_the_options_say_so(name: str) -> None:
     assert trained(merge(call(0, [1], [2], tags=frozenset({name})), **{name: True})) == [[2]]

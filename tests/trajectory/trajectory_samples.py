@@ -194,4 +194,5 @@ options = st.builds(
     greedy=st.booleans(),
     abandoned_retries=st.booleans(),
     malformed=st.booleans(),
+    untrainable=st.booleans(),
 )

@@ -49,6 +49,8 @@ class Options:
     greedy: bool = False
     abandoned_retries: bool = False
     malformed: bool = True
+    untrainable: bool = False
+    """Whether tokens that the capture called untrainable are trained: for SFT, where the distribution of log-probabilities is no matter."""
 
     def __post_init__(self) -> None:
         unknown = set(self.trained) - set(get_args(Role))
@@ -132,7 +134,7 @@ def refuse(record: Completion, tag: Tag, options: Options, retried: int | None =
         return Refusal(Reason.ABANDONED_RETRY, f"completion {retried} has the same prompt, and nothing goes on from this one")
     if record.logprobs is None or record.sampled_ids is None or len(record.logprobs) != len(record.sampled_ids):
         return Refusal(Reason.MISSING_LOGPROB, record.untrainable or "no log-probabilities that line up with the sampled ids")
-    if record.untrainable is not None:
+    if record.untrainable is not None and not options.untrainable:
         return Refusal(Reason.UNTRAINABLE, record.untrainable)
     for name, allowed in (("constrained", options.constrained), ("greedy", options.greedy), ("malformed", options.malformed)):
         fact = "tool_call_malformed" if name == "malformed" else name
