@@ -88,9 +88,29 @@ PATHS = {"anthropic": "/v1/messages", "openai_responses": "/v1/responses", "open
 
 def make_conversation(tokenizer, answer: str) -> Conversation:
     random.seed(7)
-    words = (
-        "the file of path read write test line error value return function module import class where stack trace commit patch fails".split()
-    )
+    words = [
+        "the",
+        "file",
+        "of",
+        "path",
+        "read",
+        "write",
+        "test",
+        "line",
+        "error",
+        "value",
+        "return",
+        "function",
+        "module",
+        "import",
+        "class",
+        "where",
+        "stack",
+        "trace",
+        "commit",
+        "patch",
+        "fails",
+    ]
 
     def text(tokens: int) -> str:
         lines = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -342,18 +341,3 @@ async def test_a_demanded_mode_that_is_not_possible_refuses_to_start(tmp_path: P
     with pytest.raises(ConfigError, match="no tokenizer"):
         await gateway.start()
     await gateway.aclose()
-
-
-async def test_a_hundred_turns_cost_what_their_text_costs(gateway: Open) -> None:
-    """No per-call work grows with the number of turns: the last ten take about as long as the first ten."""
-    async with gateway(lambda call: call_text()) as gw:
-        session, client = await gw.session()
-        player = Chat().user("Go.")
-        times = []
-        for _ in range(60):
-            began = time.perf_counter()
-            turn = await player.turn(client)
-            times.append(time.perf_counter() - began)
-            player.results(turn, "ok")
-        assert len(await gw.completions(session)) == 60
-        assert sorted(times[-20:])[10] < 10 * sorted(times[5:25])[10]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -33,26 +32,6 @@ async def test_a_long_session_takes_a_fiftieth_of_its_raw_json(tmp_path: Path, r
     assert last is not None
     assert same(last, chain[99])
     await store.aclose()
-
-
-async def test_the_hot_path_of_a_30000_token_conversation(tmp_path: Path, record_property) -> None:
-    """CPU of `completion(parent)` and `append` together, threads included."""
-    chain = agent_session(turns=60, total=32_000)
-    best = 1e9
-    for attempt in range(3):
-        store = open_store(tmp_path / f"{attempt}.db")
-        await store.create_session(session())
-        for completion in chain[:-10]:
-            await store.append([completion])
-        start = time.process_time()
-        for completion in chain[-10:]:
-            assert await store.completion("s", completion.number - 1) is not None
-            await store.append([completion])
-        best = min(best, (time.process_time() - start) / 10)
-        await store.aclose()
-    record_property("cpu_ms", best * 1e3)
-    print(f"{best * 1e3:.2f} ms of CPU a call")
-    assert best < 0.003
 
 
 async def test_the_parent_is_in_memory(tmp_path: Path) -> None:
@@ -142,11 +121,9 @@ async def test_5000_open_sessions(tmp_path: Path) -> None:
         await asyncio.gather(*(store.create_session(session(name, created=float(start))) for name in names))
         await asyncio.gather(*(store.append([replace(first, session=name)]) for name in names))
     assert process.memory_info().rss - before < 160 << 20
-    start_s = time.process_time()
     for i in range(0, 5_000, 50):
         found = await store.session_by_key(session(f"s{i}").key_hash)
         assert found is not None
         assert len(await store.heads(found.id)) == 1
-    assert (time.process_time() - start_s) / 100 < 0.01
     assert len(await store.sessions(limit=100)) == 100
     await store.aclose()
