@@ -88,29 +88,9 @@ PATHS = {"anthropic": "/v1/messages", "openai_responses": "/v1/responses", "open
 
 def make_conversation(tokenizer, answer: str) -> Conversation:
     random.seed(7)
-    words = [
-        "the",
-        "file",
-        "of",
-        "path",
-        "read",
-        "write",
-        "test",
-        "line",
-        "error",
-        "value",
-        "return",
-        "function",
-        "module",
-        "import",
-        "class",
-        "where",
-        "stack",
-        "trace",
-        "commit",
-        "patch",
-        "fails",
-    ]
+    words = (
+        "the file of path read write test line error value return function module import class where stack trace commit patch fails"
+    ).split()
 
     def text(tokens: int) -> str:
         lines = []
@@ -522,7 +502,7 @@ def main() -> None:
                     if proxy.name == "polar tokens":
                         calm, busy = interference(proxy, conversation, 2)
                         print(
-                            f"  other calls' p99 while 16 sessions make their first call: {busy:.1f} ms, quiet {calm:.1f} ms, +{busy - calm:.1f} ms"
+                            f"  other calls' p99 while 16 sessions make their first call: {busy:.1f} ms, quiet {calm:.1f}: +{busy - calm:.1f} ms"
                         )
                     print(f"  memory of {proxy.name}: {proxy.memory_mb():.0f} MB")
                 finally:
@@ -547,7 +527,10 @@ def fetch_tokenizer() -> Path:
 
 def make_answer(tokenizer) -> tuple[str, list[int], list[str]]:
     """300 tokens that decode and end as a model would end them."""
-    words = "Reading the module shows that the parser drops the last line when the file has no newline at its end so we keep it and test both cases . "
+    words = (
+        "Reading the module shows that the parser drops the last line when the file has no newline at its end "
+        "so we keep it and test both cases . "
+    )
     ids = tokenizer.encode(words * 20).ids[: ANSWER_TOKENS - 1]
     texts = [tokenizer.decode([token]) for token in ids]
     return tokenizer.decode(ids), [*ids, tokenizer.token_to_id("<|im_end|>")], [*texts, "<|im_end|>"]

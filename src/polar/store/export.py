@@ -1,4 +1,7 @@
-"""A completion as one JSON object, for people and scripts. Ids and log-probabilities as lists; a log-probability that is missing or not finite is null."""
+"""A completion as one JSON object, for people and scripts.
+
+Ids and log-probabilities are lists; a log-probability that is missing or not finite is null.
+"""
 
 from __future__ import annotations
 
