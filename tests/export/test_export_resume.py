@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import signal
@@ -23,7 +24,8 @@ from hypothesis import strategies as st
 
 from polar.errors import ConfigError
 from polar.export import About, Spec, export
-from polar.export.state import State
+from polar.export.parts import JsonLines
+from polar.export.state import Part, State
 from polar.records import Completion
 from polar.store import open_store
 from polar.store.base import Store
@@ -183,6 +185,28 @@ async def test_memory_does_not_grow_with_the_number_of_sessions(tmp_path: Path) 
     assert peaks[240] < 1.25 * peaks[60] + (1 << 19), peaks
     assert peaks[240] < 16 << 20
     assert pa.default_memory_pool().max_memory() < 64 << 20
+
+
+async def test_a_full_disk_is_a_clear_error_and_the_export_goes_on_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await fill(tmp_path / "a.db", many(30))
+    spec = Spec(file_format="jsonl", part_mb=SMALL)
+    finish, left = JsonLines.finish, 3
+
+    def failing(self: JsonLines) -> Part:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return finish(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JsonLines, "finish", failing)
+        with pytest.raises(ConfigError, match="No space left on device; the same command goes on"):
+            await export(store, "x", tmp_path / "torn", spec, about=ABOUT)
+    await export(store, "x", tmp_path / "torn", spec, about=ABOUT)
+    await export(store, "x", tmp_path / "whole", spec, about=ABOUT)
+    assert digests(tmp_path / "torn") == digests(tmp_path / "whole")
+    await store.aclose()
 
 
 @pytest.mark.real

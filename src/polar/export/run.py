@@ -73,7 +73,7 @@ async def export(
     maker = Maker(spec.builder, spec.options, spec.credit)
     finished = _claim(folder, spec, store_name)
     if finished is not None:
-        progress(f"{folder} holds this export already, complete")
+        progress(f"{folder} holds this export already, complete; sessions recorded since then need another folder")
         return finished
     try:
         facts = await _resume(store, store_name, folder, spec, maker, about, progress)

@@ -98,5 +98,6 @@ class Spec:
         digest = hashlib.sha256(orjson.dumps([store, self.as_json()], option=orjson.OPT_SORT_KEYS))
         for path in (self.known_splits, self.labels):
             if path is not None:
-                digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+                with open(path, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
