@@ -25,8 +25,11 @@ class StoredResponses:
     async def resolved(self, state: SessionState, request: ChatRequest) -> ChatRequest:
         """The request with everything in it that is only referred to: `previous` conversation first, then item references."""
         request = await self._continued(state, request)
-        if any(_is_reference(message) for message in request.messages):
-            request = replace(request, messages=tuple([message async for message in self._dereferenced(state, request.messages)]))
+        references = frozenset(request.options.get("references", ()))
+        if references:
+            messages = tuple([message async for message in self._dereferenced(state, request.messages, references)])
+            options = {name: value for name, value in request.options.items() if name != "references"}
+            request = replace(request, messages=messages, options=options)
         return request
 
     async def _continued(self, state: SessionState, request: ChatRequest) -> ChatRequest:
@@ -48,11 +51,11 @@ class StoredResponses:
             head = [own.pop(0)]
         return replace(request, messages=(*head, *earlier, as_echoed(completion.answer), *own))
 
-    async def _dereferenced(self, state: SessionState, messages: Sequence[Message]) -> AsyncIterator[Message]:
+    async def _dereferenced(self, state: SessionState, messages: Sequence[Message], references: frozenset[str]) -> AsyncIterator[Message]:
         """References to items of one answer become that answer, once. One that is unknown is an error, as with the provider."""
         last: int | None = None
         for message in messages:
-            if not _is_reference(message):
+            if not _is_reference(message, references):
                 last = None
                 yield message
                 continue
@@ -98,9 +101,10 @@ class StoredResponses:
         return completion
 
 
-def _is_reference(message: Message) -> bool:
-    """An assistant message that says nothing but where it is kept."""
-    return message.role == "assistant" and bool(message.refs) and not (message.content or message.tool_calls or message.thinking)
+def _is_reference(message: Message, references: frozenset[str]) -> bool:
+    """An assistant message that says nothing but where it is kept. An empty answer that is sent back whole is none."""
+    said = message.content or message.tool_calls or message.thinking
+    return message.role == "assistant" and bool(message.refs) and not said and references.issuperset(message.refs)
 
 
 def as_echoed(answer: Message) -> Message:

@@ -7,7 +7,7 @@ Rules, where the provider's items and canonical messages differ:
 * Images in a tool's output go into a user message right after the run of tool outputs they belong to.
 * Calls of hosted tools (`web_search_call`, `mcp_call`, ...) and items of unknown type stand for nothing: this gateway runs no
   hosted tools, so another server made them. They are never an error.
-* An `item_reference` leaves its id in `Message.refs`; what it stands for is for the token path to restore.
+* An `item_reference` leaves its id in `Message.refs` and in `History.references`; what it stands for is for the gateway to restore.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class History:
     def __init__(self, tools: Toolset) -> None:
         self.effort: str | None = None
         """The effort of the last `configuration_update`."""
+        self.references: list[str] = []
+        """The ids of all `item_reference`s: an item that is sent whole has its id in `Message.refs`, too, however empty it is."""
         self._tools = tools
         self._done: list[Message | _Turn] = []
         self._turn: _Turn | None = None
@@ -246,6 +248,7 @@ class History:
         identifier = as_str(item.get("id"), f"{param}.id")
         if reference(identifier) is None:
             raise bad(f"item {identifier!r} is not stored here; send the item itself", f"{param}.id")
+        self.references.append(identifier)
         self._assistant(item, param)
 
 

@@ -66,6 +66,8 @@ def parse_request(body: JsonObject, route: Route) -> ChatRequest:
         options["instructions"] = instructions
     if toolset.loaded:
         options["loaded"] = toolset.wire()
+    if history.references:
+        options["references"] = tuple(history.references)
     request = ChatRequest(
         model=optional_str(body, "model") or "",
         messages=messages,
