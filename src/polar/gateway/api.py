@@ -195,9 +195,9 @@ class ModelApi:
         raw = await self._raw(request, receive)
         chat = await self._stored.resolved(state, request.dialect.parse(parse_json(raw), request.route))
         digest = digest_of(request.dialect, request.route, raw)
+        state = await self._sessions.get(request.key)  # once more: while the body came, it may have ended, or been dropped from memory
         call = next((call for call in state.calls.get(digest, ()) if call.adopt()), None)
         if call is None:
-            state.check_open()
             state.check_budget(self._context.clock())
             live = chat.stream and (state.record.settings.get("stream") or self._context.config.stream) == "live"
             incoming = Incoming(request.dialect.name, chat, digest, hints(request), live=live)

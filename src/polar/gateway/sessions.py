@@ -109,7 +109,8 @@ class Sessions:
         self._config = config
         self._clock = clock
         self._states: OrderedDict[bytes, SessionState] = OrderedDict()
-        self._loading: dict[bytes, asyncio.Lock] = {}
+        self._loading: dict[bytes, asyncio.Task[SessionState]] = {}
+        self._ending: set[bytes] = set()
 
     async def create(
         self,
@@ -145,6 +146,8 @@ class Sessions:
         hashed = hash_key(key)
         state = self._states.get(hashed)
         if state is None:
+            if hashed in self._ending:
+                raise SessionClosed("this session is closed; nothing was recorded")
             state = await self._load(hashed)
         else:
             self._states.move_to_end(hashed)
@@ -156,6 +159,16 @@ class Sessions:
         record = await self._store.session(session_id)
         if record is None or record.closed is not None:
             return False
+        self._ending.add(record.key_hash)
+        try:
+            return await self._close(record)
+        finally:
+            self._ending.discard(record.key_hash)
+
+    async def _close(self, record: Session) -> bool:
+        loading = self._loading.get(record.key_hash)
+        if loading is not None:  # it read the record while that was open: what it makes must hear of the end
+            await asyncio.wait([loading])
         now = self._clock()
         state = self._states.get(record.key_hash)
         if state is not None:
@@ -164,7 +177,7 @@ class Sessions:
             for call in running:
                 call.cancel(SessionClosed("this session was closed while the call was running"))
             await asyncio.gather(*(call.settled() for call in running))
-        closed = await self._store.close_session(session_id, now)
+        closed = await self._store.close_session(record.id, now)
         if state is not None:
             state.record.closed = now
             self._states.pop(record.key_hash, None)
@@ -187,23 +200,28 @@ class Sessions:
         return len(self._states)
 
     async def _load(self, hashed: bytes) -> SessionState:
-        lock = self._loading.setdefault(hashed, asyncio.Lock())
-        try:
-            async with lock:
-                state = self._states.get(hashed)
-                if state is not None:
-                    return state
-                record = await self._store.session_by_key(hashed)
-                if record is None:
-                    raise Unauthenticated("unknown session key: it was mistyped, or issued by another gateway's store")
-                if record.closed is not None:
-                    raise SessionClosed("this session is closed; nothing was recorded")
-                state = SessionState(record, await self._store.heads(record.id), _budgets(record.settings, self._config.budgets))
-                self._states[hashed] = state
-                self._evict()
-                return state
-        finally:
-            self._loading.pop(hashed, None)
+        """One load for all who ask at once: two states of one session would give out the same numbers."""
+        task = self._loading.get(hashed)
+        if task is None:
+            task = self._loading[hashed] = asyncio.create_task(self._read(hashed))
+            task.add_done_callback(lambda done: self._loaded(hashed, done))
+        return await asyncio.shield(task)
+
+    def _loaded(self, hashed: bytes, task: asyncio.Task[SessionState]) -> None:
+        del self._loading[hashed]
+        if not task.cancelled():
+            task.exception()  # whoever still waits gets it; nobody needs to
+
+    async def _read(self, hashed: bytes) -> SessionState:
+        record = await self._store.session_by_key(hashed)
+        if record is None:
+            raise Unauthenticated("unknown session key: it was mistyped, or issued by another gateway's store")
+        if record.closed is not None:
+            raise SessionClosed("this session is closed; nothing was recorded")
+        state = SessionState(record, await self._store.heads(record.id), _budgets(record.settings, self._config.budgets))
+        self._states[hashed] = state
+        self._evict()
+        return state
 
     def _evict(self) -> None:
         """Drops the longest idle states over the cap; one with a call in flight stays."""

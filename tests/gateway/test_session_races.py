@@ -1,0 +1,100 @@
+"""A session that ends, is loaded or is dropped from memory while requests of it are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_players import Chat, until
+
+from polar.gateway import sessions as sessions_module
+from polar.store import open_store
+
+Open = Callable[..., Any]
+
+
+class SlowToLoad:
+    """A store that hands out heads only while `free` is set, and counts how often it was asked for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.inner = open_store(str(folder / "polar.db"))
+        self.free = asyncio.Event()
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def healthy(self) -> str | None:
+        return self.inner.healthy
+
+    async def heads(self, session_id: str) -> Any:
+        self.asked += 1
+        await self.free.wait()
+        return await self.inner.heads(session_id)
+
+
+async def test_a_session_that_ends_while_it_is_being_loaded_is_closed(gateway: Open, tmp_path: Path) -> None:
+    store = SlowToLoad(tmp_path)
+    async with gateway(lambda call: "Hi.", store=store) as gw:
+        session, client = await gw.session()
+        early = Chat().user("Hi").start(client)
+        await until(lambda: store.asked)
+        ending = asyncio.create_task(gw.gateway.sessions.close(session.id))
+        await asyncio.sleep(0.02)
+        late = Chat().user("Hi").start(client)
+        await asyncio.sleep(0.02)
+        store.free.set()
+        assert await ending is True
+        assert [(await one.finished()).status for one in (early, late)] == [410, 410]
+        assert (await Chat().user("Hi").send(client)).status == 410
+        assert await gw.completions(session) == []
+        assert gw.gateway.sessions.loaded == 0
+
+
+async def test_requests_that_come_together_share_one_load(gateway: Open, tmp_path: Path) -> None:
+    store = SlowToLoad(tmp_path)
+    async with gateway(lambda call: "Hi.", store=store) as gw:
+        session, client = await gw.session()
+        asked = [Chat().user("Hi").start(client) for _ in range(10)]
+        await until(lambda: store.asked)
+        store.free.set()
+        assert [(await one.finished()).status for one in asked] == [200] * 10
+        assert store.asked == 1
+        assert [one.number for one in await gw.completions(session)] == list(range(10))
+
+
+async def test_a_state_dropped_while_a_body_came_gives_no_number_twice(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "IDLE_STATES", 1)
+    async with gateway(lambda call: "Hi.") as gw:
+        session, client = await gw.session()
+        _, other = await gw.session()
+        body = asyncio.Event()
+        sent = {"asked": False}
+
+        async def slow_receive() -> dict[str, Any]:
+            if sent["asked"]:
+                await asyncio.Event().wait()
+            sent["asked"] = True
+            await body.wait()
+            return {"type": "http.request", "body": b'{"model":"m","messages":[{"role":"user","content":"slow"}]}', "more_body": False}
+
+        statuses: list[int] = []
+
+        async def send(event: dict[str, Any]) -> None:
+            if event["type"] == "http.response.start":
+                statuses.append(event["status"])
+
+        path = f"/s/{client.key}/v1/chat/completions"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+        slow = asyncio.create_task(gw.gateway.api(scope, slow_receive, send))
+        await until(lambda: sent["asked"])
+        for one in (other, client, other):  # each load drops the idle one
+            assert (await Chat().user("Hi").send(one)).status == 200
+        body.set()
+        await slow
+        assert statuses == [200]
+        assert [one.number for one in await gw.completions(session)] == [0, 1]
