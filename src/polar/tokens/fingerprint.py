@@ -16,6 +16,7 @@ import orjson
 
 from polar.chat import Message, Text, Tool
 
+_SAFE_DIGITS = 15
 NO_TOOLS = bytes(8)
 START = bytes(16)
 """The loose fingerprint of no messages at all."""
@@ -77,7 +78,7 @@ def canonical_json(text: str) -> bytes:
     if not text.strip():
         return b"{}"
     try:
-        value = json.loads(text, parse_float=_number, parse_constant=_not_json)
+        value = json.loads(text, parse_float=_number, parse_int=_integer, parse_constant=_not_json)
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     except (ValueError, RecursionError):
         return b"\x00" + _bytes(text)
@@ -91,11 +92,17 @@ def canonical_value(value: Any) -> bytes:
 
 
 def _number(text: str) -> Any:
-    """Fractions as the double that every harness makes of them; 1.0 and 1e0 are 1. Integers never come here and stay exact."""
+    """Fractions as the double that every harness makes of them; 1.0 and 1e0 are 1."""
     number = float(text)
     if number in (float("inf"), float("-inf")):
         return "\x00" + text
     return int(number) if number.is_integer() else number
+
+
+def _integer(text: str) -> Any:
+    """Exact as far as doubles are. Beyond, JavaScript's harnesses send back the nearest double (an id of 19 digits ends in zeros), which
+    is the same call."""
+    return int(text) if len(text) <= _SAFE_DIGITS else _number(text)
 
 
 def _not_json(text: str) -> Any:
