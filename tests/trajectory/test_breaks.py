@@ -83,6 +83,16 @@ def test_a_branch_is_named_after_what_its_call_was_for(role: str, cause: str) ->
     assert [line.cause for line in made.drift] == [cause]
 
 
+def test_a_conversation_that_goes_on_from_a_summary_was_compacted_whatever_changed_with_it() -> None:
+    """The summary was asked for without tools; capture saw the tools come back."""
+    recipe = Recipe("x", lambda one: Tag("compaction" if one.number == 1 else "main", "x"))
+    broken = Break(Cause.TOOLS_CHANGED, 1, 0, 2, "+run")
+    made = merge(call(0, [1], [2]), call(1, [5], [6]), call(2, [7, 6, 8], [9], parent=1, broken=broken), recipe=recipe)
+    (line,) = made.drift
+    assert (line.completion, line.cause) == (2, "compaction")
+    assert line.detail == "goes on from the summary; recorded as tools_changed: +run"
+
+
 def test_a_side_call_is_a_break_even_if_it_came_first() -> None:
     """Completion 1 is recorded as going on from 0, and 2 as well: the earlier one goes on with the row, whoever it is."""
     made = merge(call(0, [1], [2]), call(1, [1, 2, 5], [6], parent=0), call(2, [1, 2, 3], [4], parent=0))

@@ -8,7 +8,7 @@ import pytest
 from trajectory_samples import MAIN, SESSION, TOOLS, call, merge, streams, trained
 
 import polar.trajectory
-from polar.chat import Message, Thinking, ToolCall
+from polar.chat import Message, Thinking, Tool, ToolCall
 from polar.errors import ConfigError
 from polar.records import Session
 from polar.trajectory import Builder, Forest, Options, PerRequest, PrefixMerging, Rows, build, builder, builders
@@ -94,6 +94,12 @@ def test_rows_carry_what_identifies_their_task() -> None:
         "policy_version": None,
         "harness": "test",
     }
+
+
+def test_tools_are_as_the_model_saw_them() -> None:
+    """A missing description is an empty one, and nothing of the harness's own naming is left."""
+    (row,) = merge(call(0, [1], [2], tools=(Tool("run", kind="custom", namespace="n", wire_name="w"),))).traces
+    assert row.tools == (Tool("run", ""),)
 
 
 # --- the conversation -----------------------------------------------------------------------------------------------------------

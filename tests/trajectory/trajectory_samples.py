@@ -15,7 +15,7 @@ from polar.trajectory import Forest, Options, PrefixMerging, Recipe, Span, Trace
 
 SESSION = Session("s", b"", b"", metadata={"task_id": "t"})
 MAIN = Recipe("test", lambda _: Tag("main", "test"))
-TOOLS = (Tool("run"),)
+TOOLS = (Tool("run", ""),)
 EVERYTHING = Options(
     trained=("main", "sub_agent", "compaction", "title", "router", "probe"), constrained=True, greedy=True, abandoned_retries=True
 )

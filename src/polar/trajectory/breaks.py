@@ -101,6 +101,8 @@ def report(
         elif parent is None or (expected is not None and not forest.extends(number, expected)):
             assert expected is not None  # a root without a predecessor is no break
             against, (cause, detail) = expected, _recorded(forest, number, expected, tokenizer)
+            if tags[expected].role == "compaction" != tags[number].role:
+                cause, detail = Cause.COMPACTION.value, f"goes on from the summary; recorded as {cause}: {detail}"
         else:
             against, (cause, detail) = heir(forest, parent, children[parent]), _forked(tags[number], parent)
         found.append(_line(forest, number, against, cause, detail, lost.get(number, 0), harness, tokenizer))

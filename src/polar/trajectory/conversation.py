@@ -25,8 +25,8 @@ def plain(message: Message) -> Message:
 
 
 def plain_tool(tool: Tool) -> Tool:
-    """The tool as the model sees it."""
-    return Tool(tool.name, tool.description, tool.parameters)
+    """The tool as the model sees it; a missing description is an empty one there."""
+    return Tool(tool.name, tool.description or "", tool.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def message_from_chat(data: Mapping[str, Any]) -> Message:
 
 def tool_from_chat(data: Mapping[str, Any]) -> Tool:
     function = data["function"]
-    return Tool(function["name"], function.get("description"), function.get("parameters") or {})
+    return Tool(function["name"], function.get("description") or "", function.get("parameters") or {})
 
 
 def _part_to_chat(part: Part) -> JsonObject:
