@@ -254,6 +254,33 @@ async def test_several_choices_are_completions_of_their_own(gateway: Open, strea
         assert extends(last, made[1])
 
 
+async def test_all_choices_of_an_answer_that_was_taken_count_as_delivered(gateway: Open) -> None:
+    async with gateway(lambda call: f"{call.number}") as gw:
+        session, client = await gw.session()
+        player = Chat().user("Go.")
+        player.extra = {"n": 3}
+        await player.send(client)
+        assert [one.delivered for one in await gw.completions(session)] == [True] * 3
+
+
+@pytest.mark.parametrize("choice", [0, 1, 2])
+async def test_of_choices_with_the_same_calls_the_one_whose_thinking_comes_back_is_continued(gateway: Open, choice: int) -> None:
+    def script(call: Any) -> str:
+        return "Done." if call.number > 2 else f"<think>\nplan {call.index}\n</think>\n\n" + call_text()
+
+    async with gateway(script) as gw:
+        session, client = await gw.session()
+        player = Chat().user("Go.")
+        player.extra = {"n": 3}
+        message = (await player.send(client)).json()["choices"][choice]["message"]
+        player.extra = {}
+        player.history += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"}]
+        await player.turn(client)
+        *choices, last = await gw.completions(session)
+    assert (last.parent, last.broken, last.tags) == (choice, None, frozenset())
+    assert extends(last, choices[choice])
+
+
 MALFORMED = {
     "no closing mark": 'I try. <tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}',
     "no JSON": "I try. <tool_call>\nbash ls\n</tool_call>",

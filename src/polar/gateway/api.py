@@ -217,10 +217,11 @@ class ModelApi:
                 self._note_delivered(state, call)
 
     def _note_delivered(self, state: SessionState, call: Call) -> None:
-        state.history.delivered(call.number)
-        task = asyncio.create_task(self._context.store.mark_delivered(state.record.id, call.number))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        for number in call.recorded:
+            state.history.delivered(number)
+            task = asyncio.create_task(self._context.store.mark_delivered(state.record.id, number))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
 
     async def _send_whole(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
         answers = await reply.unless_gone(call.answers())

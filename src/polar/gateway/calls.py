@@ -75,6 +75,8 @@ class Call:
         self.prompt_tokens = 0
         self.clients = 1
         self.finished = False
+        self.recorded: list[int] = []
+        """The numbers of its durable completions, one per choice."""
         self._sampled = False
         self._deltas: list[ChatDelta] = []
         self._changed = asyncio.Event()
@@ -307,6 +309,7 @@ class Call:
             readings.append(reading)
             completions.append(self._completion(plan, sampled, generation, reading, choice, version))
         await self._commit(completions)
+        self.recorded = [completion.number for completion in completions]
         return readings
 
     async def _commit(self, completions: list[Completion]) -> None:

@@ -100,17 +100,16 @@ class History:
         return -1, [], aborted
 
     def _choose(self, heads: list[Head], answer: Message, secret: bytes) -> tuple[Head, bool]:
-        """Among equals: the one that the echoed answer points at, else whose thinking it echoes, else the latest delivered, else the
-        latest."""
+        """Among equals: the one that the echoed answer points at, of several (choices of one call, or no pointer) the one whose thinking it
+        echoes, else the latest delivered, else the latest, and the first choice of it."""
         if len(heads) == 1:
             return heads[0], False
         pointed = set(_pointers(answer, secret))
-        certain = [head for head in heads if head.number in pointed]
-        if not certain and answer.reasoning:
+        left = [head for head in heads if head.number - head.choice in pointed] or heads  # ids name the call, not which choice of it
+        if len(left) > 1 and answer.reasoning:
             echoed = thinking_hash(answer.reasoning)
-            certain = [head for head in heads if head.thinking_hash == echoed]
-        left = certain or heads
-        return max(left, key=lambda head: (head.delivered, head.number)), len(left) > 1
+            left = [head for head in left if head.thinking_hash == echoed] or left
+        return max(left, key=lambda head: (head.delivered, head.number - head.choice, -head.choice)), len(left) > 1
 
     def _later(self, ancestor: Head, rest: tuple[Message, ...], secret: bytes) -> int | None:
         """The turn after `ancestor` that the rest of a request was once part of: answers of it are there, what is between them has
