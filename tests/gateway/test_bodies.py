@@ -65,6 +65,8 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "deflate": zlib.compress,
     "zstd": zstandard.ZstdCompressor().compress,
+    "zstd of several frames": lambda raw: b"".join(map(zstandard.compress, (raw[:9], raw[9:]))),
+    "gzip of several members": lambda raw: b"".join(map(gzip.compress, (raw[:9], raw[9:]))),
     "identity": bytes,
 }
 
@@ -76,7 +78,7 @@ async def test_packed_bodies_are_unpacked(gateway: Open, kind: type[Player], enc
         _, client = await gw.session()
         player = kind().user("Go.")
         raw = PACKERS[encoding](orjson.dumps(player.body(False)))
-        assert (await client.post(player.path(False), raw, {"content-encoding": encoding})).status == 200
+        assert (await client.post(player.path(False), raw, {"content-encoding": encoding.partition(" ")[0]})).status == 200
 
 
 @every_player

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from polar.gateway.gateway import Gateway
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+SESSION_ID = re.compile(r"[^\s/\x00-\x1f\x7f]{1,200}")
+"""What a caller may name a session: the control routes hold it as one part of a path."""
 
 
 class Json(JSONResponse):
@@ -60,8 +64,10 @@ def admin_app(gateway: Gateway) -> Starlette:
             if not isinstance(body.get(name, {}), dict):
                 raise InvalidRequest(f"{name} must be an object", param=name)
         session_id = body.get("session_id")
-        if session_id is not None and (not isinstance(session_id, str) or not session_id):
-            raise InvalidRequest("session_id must be a non-empty string", param="session_id")
+        if session_id is not None and (not isinstance(session_id, str) or not SESSION_ID.fullmatch(session_id)):
+            raise InvalidRequest(
+                "session_id must be 1 to 200 characters, no spaces, slashes or control characters", param="session_id"
+            )
         try:
             record, key = await gateway.sessions.create(
                 kind=kind, settings=body.get("settings"), metadata=body.get("metadata"), session_id=session_id
@@ -73,7 +79,7 @@ def admin_app(gateway: Gateway) -> Starlette:
     async def listed(request: Request) -> Response:
         query = request.query_params
         try:
-            limit = min(1000, int(query.get("limit", "100")))
+            limit = min(1000, max(1, int(query.get("limit", "100"))))
             before = None if query.get("before") is None else float(query["before"])
         except ValueError as error:
             raise InvalidRequest(f"limit and before must be numbers: {error}") from error
@@ -103,6 +109,8 @@ def admin_app(gateway: Gateway) -> Starlette:
             timeout_s = float(request.query_params.get("timeout_seconds", "300"))
         except ValueError as error:
             raise InvalidRequest("timeout_seconds must be a number of seconds", param="timeout_seconds") from error
+        if not 0 <= timeout_s < float("inf"):
+            raise InvalidRequest("timeout_seconds must be a number of seconds, 0 or more", param="timeout_seconds")
         drained, others = await asyncio.gather(gateway.gate.pause(timeout_s), spread(request))
         done = drained and all(not isinstance(answer, CallError) and answer[0] == 200 for answer in others.values())
         return Json(gateway.inference_status(), 200 if done else 504)

@@ -47,10 +47,9 @@ def decompress(raw: bytes, encoding: str, limit: int) -> bytes:
         return raw
     try:
         if encoding in ("gzip", "x-gzip", "deflate"):
-            inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
-            data = inflater.decompress(raw, limit + 1)
+            data = _inflate(raw, limit)
         elif encoding == "zstd":
-            with zstandard.ZstdDecompressor().stream_reader(raw) as reader:
+            with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
                 data = reader.read(limit + 1)
         else:
             raise InvalidRequest(
@@ -60,6 +59,16 @@ def decompress(raw: bytes, encoding: str, limit: int) -> bytes:
         raise InvalidRequest(f"the body is not valid {encoding}: {error}", param="Content-Encoding") from error
     if len(data) > limit:
         raise _too_large(limit)
+    return data
+
+
+def _inflate(raw: bytes, limit: int) -> bytes:
+    """All members of a gzip or zlib body (RFC 1952 allows several), as far as one byte beyond `limit`."""
+    data = b""
+    while raw and len(data) <= limit:
+        inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        data += inflater.decompress(raw, limit + 1 - len(data))
+        raw = inflater.unused_data
     return data
 
 

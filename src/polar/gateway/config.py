@@ -50,24 +50,24 @@ class EngineConfig(_Strict):
 class Budgets(_Strict):
     """Per-session limits; `None`: none. A call beyond one is refused by its name."""
 
-    max_turns: int | None = None
+    max_turns: int | None = Field(default=None, ge=0)
     """Model calls."""
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
     """Sampled tokens."""
-    max_seconds: float | None = None
+    max_seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Since the session's first call."""
 
 
 class TrainSampling(_Strict):
     """What a `train` session forces, whatever its harness asks for."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1, le=2**31 - 1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
 
 
 class GatewayConfig(_Strict):
