@@ -54,6 +54,7 @@ HINT_HEADERS = (
 """Headers that harness recipes read to tag a call. None of them ever decides whose session it is."""
 
 
+NO_WEBSOCKET = "WebSocket is not served here; use HTTP with server-sent events"
 CLIENT_LEFT = 499
 """What metrics call the status of an answer that had no taker (nginx's number for it)."""
 
@@ -110,7 +111,11 @@ class ModelApi:
             return
         if self._shards is not None and request.key and (owner := self._shards.owner(hash_key(request.key))) != self._shards.index:
             try:
-                await self._shards.hand_over(owner, scope, receive, send)
+                if is_upgrade(request):  # a hop's own affair: it cannot be handed over
+                    raise Upgrade(NO_WEBSOCKET)
+                await self._shards.hand_over(owner, scope, receive, send, self._limit)
+            except ClientLeft:
+                return
             except CallError as error:
                 await self._refuse(request, reply, error)
             return
@@ -148,8 +153,8 @@ class ModelApi:
             await reply.json(200, {}, head=request.method == "HEAD")
             return
         state = await self._sessions.get(request.key)
-        if request.headers.get("upgrade", "").lower() == "websocket":
-            raise Upgrade("WebSocket is not served here; use HTTP with server-sent events")
+        if is_upgrade(request):
+            raise Upgrade(NO_WEBSOCKET)
         if route is None:
             raise NotFound(f"{request.method} {request.path} is not part of this API")
         match route.operation:
@@ -321,6 +326,10 @@ def parse_scope(scope: Scope) -> Request:
         keys = (candidate.key(headers, query) for candidate in (dialect, *dialects.values()))
         key = next((found for found in keys if found), None)
     return Request(scope["method"], path, query, headers, key, dialect, route)
+
+
+def is_upgrade(request: Request) -> bool:
+    return request.headers.get("upgrade", "").lower() == "websocket"
 
 
 def digest_of(dialect: Dialect, route: Route, raw: bytes) -> bytes:

@@ -7,16 +7,22 @@ API key, or by a public address) is handed over as it is. Knows no dialect and n
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
+from yarl import URL
 
 from polar.chat import JsonObject
 from polar.errors import CallError, EngineUnavailable
+from polar.gateway.body import read_body
+
+log = logging.getLogger("polar.gateway")
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -47,12 +53,17 @@ class Shards:
     def others(self) -> list[int]:
         return [index for index in range(len(self.workers)) if index != self.index]
 
-    async def hand_over(self, owner: int, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Passes a request to its worker and the answer back, chunk by chunk. A client that leaves ends the handed-over call, too."""
-        url = self.workers[owner].model_url + scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    async def hand_over(self, owner: int, scope: MutableMapping[str, Any], receive: Receive, send: Send, limit: int) -> None:
+        """Passes a request to its worker and the answer back, chunk by chunk. A client that leaves ends the handed-over call, too.
+
+        Raises `TooLarge` for a body over `limit` bytes, `ClientLeft`, and `EngineUnavailable` where the worker gives no answer. An answer
+        that breaks off in the middle ends the connection.
+        """
+        path = scope.get("raw_path") or quote(scope["path"]).encode()
+        url = self.workers[owner].model_url + path.decode("latin-1")
         query = scope.get("query_string", b"").decode("latin-1")
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"] if name.lower() not in HOP_BY_HOP]
-        body = await _body(receive)
+        body = await read_body(receive, limit)
         gone = asyncio.ensure_future(_until_gone(receive))
         passing = asyncio.ensure_future(self._pass(scope["method"], url + ("?" + query if query else ""), headers, body, send))
         try:
@@ -79,8 +90,11 @@ class Shards:
         texts = [own.decode()]
         for index in self.others():
             headers = {"authorization": f"Bearer {self._token}"}
-            async with self._session().get(self.workers[index].admin_url + "/metrics?own=1", headers=headers) as answer:
-                texts.append(await answer.text())
+            try:
+                async with self._session().get(self.workers[index].admin_url + "/metrics?own=1", headers=headers) as answer:
+                    texts.append(await answer.text())
+            except (aiohttp.ClientError, TimeoutError) as error:  # a sum without it would look like counters that were reset
+                raise EngineUnavailable(f"worker {index} does not answer: {error}") from error
         return summed(texts)
 
     async def aclose(self) -> None:
@@ -94,15 +108,21 @@ class Shards:
         return self._client
 
     async def _pass(self, method: str, url: str, headers: list[tuple[str, str]], body: bytes, send: Send) -> None:
+        started = False
+        address = URL(url, encoded=True)  # as it came: normalising "..", say, would make another request of it
         try:
-            async with self._session().request(method, url, headers=headers, data=body or None, allow_redirects=False) as answer:
+            async with self._session().request(method, address, headers=headers, data=body or None, allow_redirects=False) as answer:
                 lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.items()]
                 kept = [line for line in lines if line[0] not in HOP_BY_HOP or line[0] == b"content-length"]
+                started = True
                 await send({"type": "http.response.start", "status": answer.status, "headers": kept})
                 async for chunk in _chunks(answer):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
-        except aiohttp.ClientConnectorError as error:
+        except aiohttp.ClientError as error:
+            if started:
+                log.warning("a worker's answer broke off", extra={"why": str(error)})
+                return
             raise EngineUnavailable(f"the worker of this session does not answer: {error}") from error
 
 
@@ -144,17 +164,6 @@ def merged_health(own: JsonObject, others: Mapping[int, tuple[int, JsonObject] |
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     async for chunk in answer.content.iter_any():
         yield chunk
-
-
-async def _body(receive: Receive) -> bytes:
-    chunks: list[bytes] = []
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            return b"".join(chunks)
-        chunks.append(event.get("body", b""))
-        if not event.get("more_body"):
-            return b"".join(chunks)
 
 
 async def _until_gone(receive: Receive) -> None:
