@@ -205,6 +205,7 @@ class Proxy:
     model: str = MODEL
     admin: tuple[str, str] | None = None
     key: str = "none"
+    stream: bool = True
 
     def cpu(self) -> float:
         root = psutil.Process(self.process.pid)
@@ -285,7 +286,7 @@ def passthrough(upstream: str, work: Path, model: str) -> Proxy:
     command = [sys.executable, str(HERE / "passthrough.py"), "--upstream", upstream, "--port", str(port)]
     process = subprocess.Popen(command, stdout=(work / "pass.log").open("w"), stderr=subprocess.STDOUT)
     time.sleep(2)
-    return Proxy("pass-through", port, process, model)
+    return Proxy("pass-through", port, process, model, stream=False)
 
 
 def litellm(python: str, upstream: str, work: Path, model: str) -> Proxy:
@@ -349,7 +350,7 @@ def measure(
     salts = iter(range(10**9))
 
     def body(at: int) -> bytes:
-        return conversation.body(dialect, at, salt=f" {next(salts)}" if at == turn else "", model=proxy.model)
+        return conversation.body(dialect, at, salt=f" {next(salts)}" if at == turn else "", model=proxy.model, stream=proxy.stream)
 
     if turn > 1 and proxy.admin is not None:
         for at in range(1, turn):

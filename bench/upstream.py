@@ -13,6 +13,10 @@ import httptools
 import uvloop
 
 
+TURNS = 10
+PER_TURN = 1_500
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--spec", required=True)
@@ -66,26 +70,29 @@ class Canned:
                 "usage": usage,
             }
         )
-        self.chat = plain(
-            {
-                "id": "chatcmpl-1",
-                "object": "chat.completion",
-                "created": 1,
-                "model": spec["model"],
-                "prompt_token_ids": spec["prompt_ids"],
-                "choices": [
-                    {
-                        "index": 0,
-                        "message": {"role": "assistant", "content": text, "reasoning": None, "tool_calls": []},
-                        "token_ids": ids,
-                        "finish_reason": "stop",
-                        "stop_reason": None,
-                        "logprobs": {"content": content},
-                    }
-                ],
-                "usage": usage,
-            }
-        )
+        self.chats = [
+            plain(
+                {
+                    "id": "chatcmpl-1",
+                    "object": "chat.completion",
+                    "created": 1,
+                    "model": spec["model"],
+                    "prompt_token_ids": prompt,
+                    "choices": [
+                        {
+                            "index": 0,
+                            "message": {"role": "assistant", "content": text, "reasoning": None, "tool_calls": []},
+                            "token_ids": ids,
+                            "finish_reason": "stop",
+                            "stop_reason": None,
+                            "logprobs": {"content": content},
+                        }
+                    ],
+                    "usage": usage,
+                }
+            )
+            for prompt in self._prompts(spec["prompt_ids"], ids)
+        ]
         self.streams = {("responses", size): chunked(self._responses(size)) for size in (1, 10)}
         self.streams |= {(kind, size): chunked(self._chunks(kind, size, usage)) for kind in ("completion", "chat") for size in (1, 10)}
 
@@ -127,6 +134,14 @@ class Canned:
         lines.append(b"data: [DONE]\n\n")
         return lines
 
+    @staticmethod
+    def _prompts(whole: list[int], answer: list[int]) -> list[list[int]]:
+        """The prompt ids of turns 1 to 10, each of which starts with the one before and its answer; the last has the length of `whole`."""
+        prompts = [whole[: len(whole) - (TURNS - 1) * (PER_TURN + len(answer))]]
+        for turn in range(1, TURNS):
+            prompts.append([*prompts[-1], *answer, *whole[turn * PER_TURN : (turn + 1) * PER_TURN]])
+        return prompts
+
     def _responses(self, size: int) -> list[bytes]:
         """vLLM serves this protocol itself, without ids: for proxies that pass it on untranslated."""
         texts = self.spec["texts"][:-1]
@@ -167,7 +182,8 @@ class Canned:
         kind = "completion" if path.endswith("/completions") and not path.endswith("/chat/completions") else "chat"
         if stream:
             return self.streams[kind, 10 if b"-c10" in body[:400] or b"-c10" in body[-4000:] else 1]
-        return self.completion if kind == "completion" else self.chat
+        turn = body.count(b'"role":"user"') or body.count(b'"role": "user"')
+        return self.completion if kind == "completion" else self.chats[min(max(turn, 1), TURNS) - 1]
 
 
 def plain(value: dict) -> bytes:
