@@ -74,6 +74,28 @@ def test_live_never_shows_a_stop_string(qwen3_path: TokenPath, stop: str, text: 
 
 
 @lawful
+@given(st.permutations(["STOP", "OP", "TOP."]), st.booleans(), st.sampled_from(["", "a", "ST", "<think>\nT\n</think>\n\n"]), sizes)
+def test_of_stop_strings_that_end_together_the_engine_names_the_one(
+    qwen3_path: TokenPath, stops: list[str], first: bool, before: str, sizes: list[int]
+) -> None:
+    """vLLM takes the first of its list, others the one that begins first: nothing between the two may have been shown."""
+    text = before + "STOP"
+    found = [stop for stop in stops if stop in text]
+    matched = found[0] if first else min(found, key=text.index)
+    session = Session(qwen3_path)
+    plan = session.ask(user("u"), sampling=Sampling(stop=tuple(stops)))
+    reader = qwen3_path.live(plan)
+    ids = qwen3_path.tokenizer.encode(text)
+    made: list[ChatDelta] = []
+    at = 0
+    for size in [*sizes, len(ids)]:
+        made += reader.feed(ids[at : at + size])
+        at += size
+    reading = session.answer(plan, ids, stop=matched)
+    assert joined([*made, *reader.finish(reading)]) == joined(list(deltas(reading.answer)))
+
+
+@lawful
 @given(st.text(st.sampled_from("aé漢🙂 \n"), max_size=20), sizes)
 def test_live_never_shows_half_a_character(qwen3_path: TokenPath, text: str, sizes: list[int]) -> None:
     ids = byte_ids(qwen3_path, text)

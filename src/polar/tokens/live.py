@@ -146,9 +146,9 @@ class _Flow:
 
     def _release(self) -> str:
         text = self._kept
-        for stop in self._stop:
-            if stop in text:
-                text, self._stopped = text.split(stop, 1)[0], True
+        found = [text.index(stop) for stop in self._stop if stop in text]
+        if found:  # of several that end here only the engine knows which one counts: what is before all of them is certain
+            text, self._stopped = text[: min(found)], True
         lead = len(text) - len(text.lstrip(self.strip)) if self.strip != "" and not self.emitted else 0
         end = len(text.rstrip())
         if not self._stopped:
