@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 from polar.chat import Message, Sampling, Tool, ToolChoice
 from polar.engines import registered
 from polar.engines.base import Engine, Generation, MessagesRequest, TokensRequest
-from polar.errors import EngineBusy, EngineUnavailable
+from polar.errors import EngineBusy, EngineRejected, EngineUnavailable
 from polar.testing import serve_app
 
 JsonObject = dict[str, Any]
@@ -143,3 +144,23 @@ async def test_ids_travel_whichever_json_writer_is_needed() -> None:
         await engine.generate(TokensRequest("m", prompt, Sampling(max_tokens=5, seed=10**30)))
         await engine.aclose()
     assert b'"prompt":[7,8,9]' in seen[-1]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai", "sglang"])
+async def test_a_login_in_the_url_is_sent_and_stands_in_no_record(kind: str) -> None:
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            heard.append(dict(scope["headers"]).get(b"authorization", b"").decode())
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b"{}"})
+
+    with serve_app(app) as running:
+        engine = registered()[kind](running.url.replace("//", "//polar:s%40fe@") + "/v1")
+        with pytest.raises(EngineRejected):
+            await engine.info()
+        await engine.aclose()
+    assert heard[0] == "Basic " + base64.b64encode(b"polar:s@fe").decode()
+    assert "s%40fe" not in engine.url
+    assert engine.url.startswith(running.url)

@@ -7,12 +7,14 @@ connection, which is how an engine learns to stop sampling.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 import numpy as np
@@ -39,11 +41,13 @@ MAX_WORDS = 2000
 
 
 class HttpEngine(Engine):
-    """An engine behind HTTP. `url` may end with `/v1` or not."""
+    """An engine behind HTTP. `url` may end with `/v1` or not. A user and password in it are sent (unless there is an `api_key`), but are
+    not in `self.url`, which stands in records, health and errors."""
 
     _session: aiohttp.ClientSession | None = None
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
+        url, self._login = split_login(url)
         super().__init__(url.rstrip("/").removesuffix("/v1"), api_key=api_key, timeout_s=timeout_s)
 
     def _client(self) -> aiohttp.ClientSession:
@@ -51,6 +55,8 @@ class HttpEngine(Engine):
             headers = {"Content-Type": "application/json"}
             if self.api_key is not None:
                 headers["Authorization"] = f"Bearer {self.api_key}"
+            elif self._login is not None:
+                headers["Authorization"] = self._login
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
@@ -136,6 +142,16 @@ class HttpEngine(Engine):
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def split_login(url: str) -> tuple[str, str | None]:
+    """A URL without its user and password, and the `Authorization` header that they make (RFC 7617)."""
+    parts = urlsplit(url)
+    if parts.username is None:
+        return url, None
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return bare, "Basic " + base64.b64encode(pair.encode()).decode()
 
 
 @contextmanager

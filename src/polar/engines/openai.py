@@ -15,7 +15,7 @@ from polar.chat import JsonObject
 from polar.engines.arrays import ids_array, settle
 from polar.engines.base import Engine, EngineInfo, Generation, MessagesRequest, register
 from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
-from polar.engines.http import HttpEngine, reading
+from polar.engines.http import HttpEngine, reading, split_login
 from polar.engines.vllm import chat_logprobs, choices_of
 from polar.errors import EngineRejected
 
@@ -28,6 +28,7 @@ class OpenAIEngine(HttpEngine):
     returns_tokens: ClassVar[bool] = True
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
+        url, self._login = split_login(url)
         Engine.__init__(self, url, api_key=api_key, timeout_s=timeout_s)
         self._base = "" if urlsplit(self.url).path.strip("/") else "/v1"
         self._refused: set[str] = set()

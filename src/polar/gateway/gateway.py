@@ -67,7 +67,7 @@ class Gateway:
     async def start(self, progress: Callable[[str], None] = lambda line: None) -> None:
         """Starts and checks every engine. Raises `ConfigError` where a demanded mode is not possible."""
         for served in self.models.all:
-            progress(f"checking engine {served.name} at {', '.join(served.config.urls)}")
+            progress(f"checking engine {served.name} at {', '.join(engine.url for engine in served.pool.engines)}")
             await served.start(checked=self.config.check)
 
     async def recheck(self) -> None:
@@ -159,7 +159,7 @@ class Gateway:
             "paused": self.gate.paused,
             "inflight": self.gate.inflight,
             "waiting": self.gate.waiting,
-            "base_url": served.config.urls[0] if served.config.urls else None,
+            "base_url": served.pool.engines[0].url,
             "engine": served.config.kind,
             "policy_version": self.gate.policy_version,
         }
