@@ -98,3 +98,16 @@ async def test_a_state_dropped_while_a_body_came_gives_no_number_twice(gateway: 
         await slow
         assert statuses == [200]
         assert [one.number for one in await gw.completions(session)] == [0, 1]
+
+
+async def test_a_sessions_seconds_count_from_its_first_call_after_a_reload_too(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "IDLE_STATES", 1)
+    async with gateway(lambda call: "Hi.", budgets={"max_seconds": 1.0}) as gw:
+        _, client = await gw.session()
+        _, other = await gw.session()
+        await asyncio.sleep(1.1)  # it waits for its turn; nothing of its time is spent
+        for one in (client, other, client):
+            assert (await Chat().user("Hi").send(one)).status == 200
+        await asyncio.sleep(1.0)
+        await Chat().user("Hi").send(other)
+        assert (await Chat().user("Hi").send(client)).json()["error"]["code"] == "max_seconds"

@@ -35,16 +35,17 @@ def hash_key(key: str) -> bytes:
 
 
 class SessionState:
-    """One open session: its record, its history, its counters and the calls in flight."""
+    """One open session: its record, its history, its counters and the calls in flight. `first_call` is when its first one began (Unix
+    seconds), if it has made any."""
 
-    def __init__(self, record: Session, heads: list[Head], budgets: Budgets) -> None:
+    def __init__(self, record: Session, heads: list[Head], budgets: Budgets, first_call: float | None = None) -> None:
         self.record = record
         self.history = History(heads)
         self.budgets = budgets
         self.next_number = max((head.number for head in heads), default=-1) + 1
         self.turns = sum(1 for head in heads if head.choice == 0)
         self.tokens = sum(head.sampled for head in heads)
-        self.first_call: float | None = record.created if heads else None
+        self.first_call = first_call
         self.calls: dict[bytes, list[Call]] = {}
         self.closed = False
 
@@ -218,7 +219,10 @@ class Sessions:
             raise Unauthenticated("unknown session key: it was mistyped, or issued by another gateway's store")
         if record.closed is not None:
             raise SessionClosed("this session is closed; nothing was recorded")
-        state = SessionState(record, await self._store.heads(record.id), _budgets(record.settings, self._config.budgets))
+        heads = await self._store.heads(record.id)
+        first = await self._store.completion(record.id, heads[0].number) if heads else None
+        budgets = _budgets(record.settings, self._config.budgets)
+        state = SessionState(record, heads, budgets, None if first is None else first.started)
         self._states[hashed] = state
         self._evict()
         return state
