@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,3 +243,18 @@ def test_the_table_has_a_row_for_each_and_says_where_prefixes_break() -> None:
     text = console.export_text()
     for word in ("pi 1.6.0", "1 bpe_split", "17", "[x] differs", "FAIL", "codex openai_responses tokens: omega.txt is missing"):
         assert word in text
+
+
+def test_a_row_as_json_says_everything_and_whether_it_passed() -> None:
+    row = Row("pi", "1.6.0", "google", "messages", True, broken=[Broken(4, 3, "bpe_split", 17, 2, "[x] differs")], breaks_off=Counter(a=1))
+    row.built.rows["main"] = 2
+    told = json.loads(json.dumps(row.to_json()))
+    assert told["passed"] is True
+    assert told["built"]["rows"] == {"main": 2}
+    assert told["broken"] == [{"call": 4, "parent": 3, "cause": "bpe_split", "position": 17, "lost": 2, "why": "[x] differs"}]
+    assert told["breaks_off"] == {"a": 1}
+
+
+def test_a_forced_tool_may_run_in_mode_messages() -> None:
+    assert "ran in mode messages" in problems(replace(FIRST, mode="messages"))
+    assert "ran in mode messages" not in problems(replace(FIRST, mode="messages", asked={"tool_choice": "required"}))

@@ -46,6 +46,7 @@ TABLE = [
     ("gemini-cli", call(), "main"),
     ("qwen-code", call(system="You are a general-purpose subagent working for a parent agent."), "sub_agent"),
     ("qwen-code", call(system="You are the component that summarizes a conversation when", tools=()), "compaction"),
+    ("qwen-code", call(tools=(Tool("respond_in_schema"),)), "probe"),
     ("qwen-code", call(), "main"),
     ("opencode", call(system="You are a title generator. You output", tools=()), "title"),
     ("opencode", call(system="You are a context summarization agent.", tools=()), "compaction"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
+import orjson
 import typer
 from rich.table import Table
 
-from polar.cli.output import err, out
-from polar.errors import ConfigError
+from polar.cli.guide import session_url
+from polar.cli.output import out, say
+from polar.errors import ConfigError, PolarError
 from polar.harness import Endpoint, Options, install, installed, named, registered, run
 
 app = typer.Typer(help="Install, look at, run and check the harness CLIs.", no_args_is_help=True)
@@ -32,8 +35,8 @@ def install_harness(names: Annotated[list[str], typer.Argument(help="Names, or `
     """Install harnesses at their pinned versions into Polar's cache."""
     chosen = [name for name, harness in registered().items() if harness.package] if names == ["all"] else names
     for name in chosen:
-        found = install(name, progress=lambda line: err.print(line, style="dim", highlight=False))
-        out.print(f"{name}: {' '.join(found.program)}", highlight=False)
+        found = install(name, progress=lambda line: say(line, "dim"))
+        out.print(f"{name}: {' '.join(found.program)}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -54,7 +57,8 @@ def run_harness(
     base_url: Annotated[str, typer.Option(help="The session's base URL (http://.../s/KEY).")],
     dialect: Annotated[str | None, typer.Option(help="Default: the first that it speaks.")] = None,
     cwd: Annotated[Path, typer.Option(help="Where it works.")] = Path(),
-    timeout_s: Annotated[float, typer.Option(help="Wall time in seconds.")] = 600.0,
+    timeout_s: Annotated[float, typer.Option(min=0, help="Wall time in seconds.")] = 600.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep its home folder after success, too; after a failure it is kept anyway.")] = False,
     arguments: Annotated[list[str] | None, typer.Argument(help="After --: more arguments for the harness; the command of `shell`.")] = None,
 ) -> None:
     """Run a harness once against a session; the exit code is true."""
@@ -62,15 +66,26 @@ def run_harness(
     chosen = next((known for known in harness.dialects if dialect in (None, known)), None)
     if chosen is None:
         raise ConfigError(f"{name} speaks {', '.join(harness.dialects)}, not {dialect}")
-    key = base_url.rstrip("/").rpartition("/s/")[2]
-    endpoint = Endpoint(base_url, key, chosen, "polar")
+    root, key = session_url(base_url)
+    endpoint = Endpoint(root, key, chosen, "polar")
+    if not cwd.is_dir():
+        raise ConfigError(f"--cwd {cwd}: there is no such folder")
     text = sys.stdin.read() if prompt == "-" else prompt
     home = Path(tempfile.mkdtemp(prefix=f"polar-{name}-"))
-    result = run(name, text, endpoint, cwd, timeout_s, home=home, options=Options(extra_args=tuple(arguments or ())))
+    options = Options(extra_args=tuple(arguments or ()))
+    try:
+        result = run(name, text, endpoint, cwd, timeout_s, home=home, options=options)
+    except PolarError:
+        shutil.rmtree(home, ignore_errors=True)  # it did not start
+        raise
     out.print(result.answer or "(no answer)", markup=False, highlight=False)
     if result.problem:
-        err.print(f"{name}: {result.problem}; its output is in {home}", style="red", highlight=False)
+        say(f"{name}: {result.problem}; its output is in {home / 'polar-run'}", "red")
         raise typer.Exit(1)
+    if keep:
+        say(f"its home is {home}", "dim")
+    else:
+        shutil.rmtree(home, ignore_errors=True)  # it holds the session's key
 
 
 @app.command()
@@ -79,8 +94,10 @@ def check(
     all_: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     mode: Annotated[str, typer.Option(help="tokens, messages or both.")] = "both",
     bridging: Annotated[bool, typer.Option(help="Switch off to see the breaks that bridging avoids.")] = True,
+    jobs: Annotated[int, typer.Option(min=1, help="How many of them run at a time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Run the real CLIs through the gateway against a scripted engine, and check what was captured."""
+    """Run the real CLIs through the gateway against a scripted engine, and check what was captured and the rows built of it."""
     from polar.harness.check import check as check_harnesses
     from polar.harness.check import render_table
 
@@ -90,7 +107,14 @@ def check(
         raise ConfigError("--mode must be tokens, messages or both")
     modes: tuple[Literal["tokens", "messages"], ...] = ("tokens", "messages") if mode == "both" else (mode,)  # type: ignore[assignment]
     rows = check_harnesses(
-        names or None, modes=modes, bridging=bridging, progress=lambda line: err.print(line, style="dim", highlight=False)
+        names or None,
+        modes=modes,
+        bridging=bridging,
+        jobs=jobs,
+        progress=lambda line: say(line, "dim"),
     )
-    out.print(render_table(rows))
+    if as_json:
+        typer.echo(orjson.dumps([row.to_json() for row in rows], option=orjson.OPT_INDENT_2).decode())
+    else:
+        out.print(render_table(rows))
     raise typer.Exit(0 if all(row.passed for row in rows) else 1)

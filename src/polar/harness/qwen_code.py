@@ -25,6 +25,7 @@ from polar.harness.base import (
     merge,
     register,
     system_text,
+    tool_names,
     write_json,
 )
 
@@ -45,6 +46,7 @@ class QwenCode(Harness):
         Rule("compaction", "asks for a state snapshot", lambda c: "<state_snapshot>" in last_user_text(c)),
         Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summarizes a conversation" in system_text(c)[:300]),
         Rule("sub_agent", "sub-agent's system prompt", lambda c: "subagent" in system_text(c)[:300]),
+        Rule("probe", "side query: its one tool is respond_in_schema", lambda c: tool_names(c) == {"respond_in_schema"}),
         Rule("probe", "asks for JSON without tools", lambda c: not c.tools and bool(c.asked.get("response_format"))),
         Rule("title", "asks for a title without tools", lambda c: not c.tools and "title" in (system_text(c) + last_user_text(c)).lower()),
     )

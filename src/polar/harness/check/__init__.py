@@ -1,9 +1,9 @@
 """`polar harness check`: real CLIs, a real gateway, a scripted model, and the laws checked on what was captured.
 
 Each row is one CLI in one dialect and one mode. The CLI does the exercise of `scenario` in a folder of its own; the work must be
-on disk, and the records must hold the laws (`verify`). In mode `tokens` the same run is then played again, request for request,
-on a gateway with bridging switched off, where it must show breaks; and once more with one word of its history changed, which must not
-be bridged.
+on disk, the records must hold the laws (`verify`), and so must the training rows built of them (`rows`). In mode `tokens` the same run
+is then played again, request for request, on a gateway with bridging switched off, where it must show breaks; and once more with one
+word of its history changed, which must not be bridged.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from polar.harness.base import Dialect, Endpoint, Options
 from polar.harness.check.lab import Lab, laboratory, tokenizer_folder
 from polar.harness.check.relay import Recorded, Relay, relaying
 from polar.harness.check.row import Row, render_table
+from polar.harness.check.rows import judge_rows
 from polar.harness.check.scenario import FILES
 from polar.harness.check.subject import Subject, all_names, subject
 from polar.harness.check.verify import extends, judge
@@ -44,9 +45,10 @@ def check(
     bridging: bool = True,
     progress: Progress = lambda line: None,
     keep: Path | None = None,
+    jobs: int = 1,
 ) -> list[Row]:
     """Runs the conformance check; see `check_async`."""
-    return asyncio.run(check_async(names, modes=modes, dialects=dialects, bridging=bridging, progress=progress, keep=keep))
+    return asyncio.run(check_async(names, modes=modes, dialects=dialects, bridging=bridging, progress=progress, keep=keep, jobs=jobs))
 
 
 async def check_async(
@@ -57,29 +59,31 @@ async def check_async(
     bridging: bool = True,
     progress: Progress = lambda line: None,
     keep: Path | None = None,
+    jobs: int = 1,
 ) -> list[Row]:
-    """A row for each harness in `names` (default: all), each of its dialects (or those of `dialects`) and each mode, one after the other.
+    """A row for each harness in `names` (default: all), each of its dialects (or those of `dialects`) and each mode.
 
-    Missing harnesses are installed first. `keep` names a folder in which homes, work and stores stay for a look. Raises `ConfigError`
-    for an unknown name and `HarnessError` where an installation fails; what a CLI does wrong is in its row's `problems`.
+    Missing harnesses are installed first. `jobs` rows run at a time; each has an engine, gateway, home and folder of its own. `keep`
+    names a folder in which homes, work and stores stay for a look. Raises `ConfigError` for an unknown name and `HarnessError` where an
+    installation fails; what a CLI does wrong is in its row's `problems`.
     """
     chosen, modes = tuple(names) if names else all_names(), tuple(modes)
     unknown = [name for name in chosen if name not in all_names()]
     if unknown:
         raise ConfigError(f"cannot check {', '.join(unknown)}; there are: {', '.join(all_names())}")
     tokenizer_dir = await asyncio.to_thread(tokenizer_folder, progress)
-    rows: list[Row] = []
-    for name in chosen:
-        item = await asyncio.to_thread(subject, name, progress)
-        for dialect in item.dialects:
-            if dialects is not None and dialect not in dialects:
-                continue
-            for mode in modes:
-                row = await _check_one(item, dialect, mode, bridging, tokenizer_dir, keep)
-                state = "pass" if row.passed else "FAIL: " + "; ".join(row.problems[:3])
-                progress(f"{name} {dialect} {mode}: {state} ({row.duration_s:.0f} s)")
-                rows.append(row)
-    return rows
+    subjects = [await asyncio.to_thread(subject, name, progress) for name in chosen]
+    free = asyncio.Semaphore(jobs)
+
+    async def one(item: Subject, dialect: Dialect, mode: Mode) -> Row:
+        async with free:
+            row = await _check_one(item, dialect, mode, bridging, tokenizer_dir, keep)
+        state = "pass" if row.passed else "FAIL: " + "; ".join(row.problems[:3])
+        progress(f"{item.name} {dialect} {mode}: {state} ({row.duration_s:.0f} s)")
+        return row
+
+    wanted = [(item, dialect) for item in subjects for dialect in item.dialects if dialects is None or dialect in dialects]
+    return await asyncio.gather(*(one(item, dialect, mode) for item, dialect in wanted for mode in modes))
 
 
 async def _check_one(item: Subject, dialect: Dialect, mode: Mode, bridging: bool, tokenizer_dir: Path, keep: Path | None) -> Row:
@@ -140,10 +144,13 @@ def _git_folder(folder: Path) -> None:
 
 
 async def _judge(item: Subject, lab: Lab, mode: Mode, bridging: bool, row: Row) -> None:
-    found = judge(await lab.completions(), item.harness, item.plan, mode, bridging, lab.render_new)
+    completions = await lab.completions()
+    found = judge(completions, item.harness, item.plan, mode, bridging, lab.render_new)
     row.completions, row.conversations, row.extended = found.completions, found.conversations, found.extended
     row.broken, row.roles = found.broken, found.roles
     row.problems += found.problems
+    row.built = judge_rows(completions, item.harness, item.plan, mode, bridging)
+    row.problems += row.built.problems
     if mode == "tokens" and not bridging and not found.broken:
         row.problems.append("bridging is off, but there is no break")
 

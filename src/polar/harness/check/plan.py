@@ -32,6 +32,8 @@ class Plan:
     abilities: Abilities = EVERYTHING
     compaction: bool = True
     sub_agent: bool = True
+    edits: int = 0
+    """How often the CLI itself changes the history of its main conversation, besides by compaction; each costs a row more."""
     timeout_s: float = 180.0
 
 
@@ -51,18 +53,20 @@ _GEMINI = Plan(
 )
 
 _MINI = Plan(
-    # Its answer to a plain text is a user message, and only a command ends it. It has neither sub-agents nor compaction.
+    # Its answer to a plain text is a user message, with the text itself left out of the history; and only a command ends it. It has
+    # neither sub-agents nor compaction.
     (Leg(PROMPT_ONE),),
     Abilities(sub_agent=False, cut=False, submit="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     compaction=False,
     sub_agent=False,
+    edits=1,
 )
 
 _QWEN = Plan(
-    # A Qwen Code that is resumed after a compaction puts its reminders before the summary, which is an edited history. So the
-    # compaction comes after the user message, in the resumed run, when the last step's listing is in.
-    (Leg(PROMPT_ONE, refused=True), Leg(PROMPT_TWO, resume=True, compact_at=19_500)),
-    Abilities(listings=(7,)),
+    # A resumed Qwen Code writes its first message anew (the folder's listing, the date), which is an edited history. So its user
+    # message comes from within the run, as Gemini CLI's does, and the compaction after it, when the last step's listing is in.
+    (Leg(PROMPT_ONE, compact_at=19_500, settings={"model": {"skipNextSpeakerCheck": False}}),),
+    Abilities(cut=False, listings=(7,)),
 )
 
 PLANS: Mapping[str, Plan] = {

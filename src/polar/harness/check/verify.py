@@ -123,7 +123,7 @@ def _parsed(arguments: str) -> Any:
 
 def _check_capture(item: Completion, mode: Mode, found: Findings) -> None:
     where = f"call {item.number}"
-    if item.mode != mode:
+    if item.mode != mode and not _forced(item):
         found.problems.append(f"{where} ran in mode {item.mode}")
     if item.prompt_ids is None or item.sampled_ids is None or item.logprobs is None:
         found.problems.append(f"{where} has no ids or no log-probabilities")
@@ -134,6 +134,11 @@ def _check_capture(item: Completion, mode: Mode, found: Findings) -> None:
     wanted = np.asarray([fake_logprob(int(token), at) for at, token in enumerate(item.sampled_ids)], dtype=np.float32)
     if not np.array_equal(wanted, item.logprobs):
         found.problems.append(f"{where}: log-probabilities are not those of the sampled tokens")
+
+
+def _forced(item: Completion) -> bool:
+    """Whether the caller forces a tool: only the engine can, so such a call goes to it as messages whatever the mode."""
+    return item.asked.get("tool_choice") not in (None, "auto", "none")
 
 
 def _check_break(item: Completion, parent: Completion, new: Sequence[Message], mode: Mode, bridging: bool, found: Findings) -> None:
