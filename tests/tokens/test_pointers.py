@@ -1,4 +1,5 @@
 import base64
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,3 +49,13 @@ def test_foreign_text_is_nothing_and_never_raises(text: str) -> None:
 def test_a_long_foreign_blob_is_cheap() -> None:
     assert pointers.find(b"secret", "0" * 1_000_000) is None
     assert pointers.find(b"secret", base64.b64encode(bytes(range(256)) * 400).decode()) is None
+
+
+def test_a_huge_foreign_blob_costs_no_more_than_a_small_one() -> None:
+    secret = b"a secret of thirty-two bytes...."
+    reference = pointers.mint(secret, 7)
+    for piece in ("A" * 40 + ".", "0" * 30 + " ", "-" * 40 + "!"):
+        began = time.perf_counter()
+        assert pointers.find(secret, piece * 500_000) is None
+        assert time.perf_counter() - began < 0.1
+    assert pointers.find(secret, f"polar_{reference}" + "A" * 1_000_000) == 7

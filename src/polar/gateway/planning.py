@@ -9,15 +9,16 @@ import asyncio
 from concurrent.futures import Executor
 from functools import partial
 
-from polar.chat import ChatRequest
+from polar.chat import ChatRequest, Message
 from polar.errors import ContextOverflow
 from polar.gateway.served import Served
 from polar.gateway.sessions import SessionState
 from polar.store.base import Store
+from polar.tokens import fingerprint
 from polar.tokens.plan import Plan
 
 LONG_RENDER_CHARS = 16_000
-"""Requests whose unmatched part is longer than this are rendered off the event loop."""
+"""Requests whose unmatched part is longer than this, arguments and tools included, are rendered off the event loop."""
 
 
 async def plan_prompt(request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor) -> Plan:
@@ -30,11 +31,19 @@ async def plan_prompt(request: ChatRequest, state: SessionState, served: Served,
     parent = None
     if match.parent is not None:
         parent = await store.completion(state.record.id, match.parent)
-    fresh = request.messages if parent is None or match.cause is not None else request.messages[match.shared :]
-    if sum(len(message.text) for message in fresh) > LONG_RENDER_CHARS:
+    afresh = parent is None or match.cause is not None
+    size = sum(map(_size, request.messages if afresh else request.messages[match.shared :]))
+    if afresh:
+        size += sum(len(tool.description or "") + len(fingerprint.canonical_value(tool.parameters)) for tool in request.tools)
+    if size > LONG_RENDER_CHARS:
         render = partial(path.assemble, request, keys, match, parent, mode=mode)
         return await asyncio.get_running_loop().run_in_executor(renderer, render)
     return path.assemble(request, keys, match, parent, mode=mode)
+
+
+def _size(message: Message) -> int:
+    """Characters of a message that a renderer writes."""
+    return len(message.text) + len(message.reasoning) + sum(len(call.arguments) for call in message.tool_calls)
 
 
 async def count_prompt(request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor) -> int:

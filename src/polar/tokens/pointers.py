@@ -23,6 +23,10 @@ _MAX_CHECKS = 256
 """How many places of one text are tried: a foreign blob of hex digits must not cost more than a few hundred microseconds."""
 
 
+_MAX_TEXT = 4096
+"""How much of a text is read: what this gateway issues is a hundredth of it, a foreign signature may have megabytes."""
+
+
 def mint(secret: bytes, number: int) -> str:
     """The reference of completion `number` (0 <= number < 2**32) under `secret`."""
     body = number.to_bytes(_NUMBER_BYTES, "big")
@@ -35,6 +39,7 @@ def find(secret: bytes, text: str) -> int | None:
     Looks for a reference anywhere in the text as it stands, then in what its base64 runs (standard or URL-safe, padded or not, at any
     alignment) decode to. Broken and foreign references give `None`; comparison is in constant time.
     """
+    text = text[:_MAX_TEXT]
     found = _scan(secret, text)
     if found is not None:
         return found
