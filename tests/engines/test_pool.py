@@ -125,3 +125,28 @@ def test_a_pool_has_a_length_and_lists_its_engines() -> None:
     assert len(pool) == 3
     listed: list[Engine] = pool.engines
     assert listed == engines
+
+
+async def test_an_engine_that_dies_and_one_that_is_back_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    pool, (engine,), _ = pool_of(1)
+    for _ in range(3):
+        pool.failed(engine, DOWN)
+    pool.succeeded(engine)
+    pool.succeeded(engine)
+    logged = [(record.getMessage(), record.__dict__["url"]) for record in caplog.records if record.name == "polar.engines"]
+    assert logged == [("an engine does not answer as it should", "http://e0"), ("an engine is back", "http://e0")]
+
+
+async def test_a_look_at_health_probes_the_only_engine(caplog: pytest.LogCaptureFixture) -> None:
+    pool, (engine,), clock = pool_of(1)
+    pool.failed(engine, DOWN)
+    pool.probe()
+    assert engine.asked == 0, "its time has not come"
+    clock.now = FIRST_BACKOFF_S
+    engine.up = True
+    pool.probe()
+    pool.probe()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (engine.asked, pool.alive) == (1, True)
+    await pool.aclose()

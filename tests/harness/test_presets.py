@@ -88,7 +88,7 @@ def test_lines_for_people_are_a_valid_shell_script(name: str, dialect: str) -> N
 def test_settings_are_merged_into_the_harness_own_file(tmp_path: Path) -> None:
     named("gemini-cli").configure(tmp_path, endpoint("google"), Options(settings={"model": {"skipNextSpeakerCheck": False}}))
     written = json.loads((tmp_path / ".gemini" / "settings.json").read_text())
-    assert written["model"] == {"name": "some-model", "skipNextSpeakerCheck": False}
+    assert written["model"] == {"name": "some-model", "skipNextSpeakerCheck": False, "compressionThreshold": int(131_072 * 0.7) / 1_048_576}
     assert written["privacy"] == {"usageStatisticsEnabled": False}
 
 
@@ -127,7 +127,7 @@ def test_pi_that_says_nothing_has_failed() -> None:
 
 def test_claude_code_tells_of_an_error_result() -> None:
     stdout = json.dumps({"type": "result", "subtype": "success", "is_error": True, "result": "API Error: 500"})
-    assert named("claude-code").problem(0, stdout, "") == "success: API Error: 500"
+    assert named("claude-code").problem(0, stdout, "") == "API Error: 500"
 
 
 def test_an_exit_code_is_explained_by_the_last_line() -> None:
@@ -148,3 +148,37 @@ ANSWERS = {
 @pytest.mark.parametrize("name", list(ANSWERS))
 def test_the_final_answer_is_found_in_the_output(name: str) -> None:
     assert named(name).answer(ANSWERS[name]) == "done"
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("claude-code", "CLAUDE_CODE_MAX_CONTEXT_TOKENS=32768"),
+        ("codex", "model_context_window=32768"),
+        ("gemini-cli", f'"compressionThreshold": {int(32_768 * 0.7) / 1_048_576}'),
+        ("opencode", '"context":32768'),
+        ("pi", '"contextWindow":32768'),
+        ("qwen-code", '"contextWindowSize": 32768'),
+    ],
+)
+def test_lines_for_people_tell_the_model_s_true_length(name: str, word: str) -> None:
+    harness = named(name)
+    assert word in "\n".join(harness.lines(endpoint(harness.dialects[0]), Options.within(32_768)))
+
+
+def test_an_answer_gets_at_most_a_quarter_of_a_short_model() -> None:
+    assert (Options.within(8_192).context, Options.within(8_192).max_output) == (8_192, 2_048)
+    assert Options.within(10**6).max_output == Options().max_output
+    assert Options.within(None) == Options()
+
+
+def test_claude_code_compacts_within_a_length_below_its_smallest_window(tmp_path: Path) -> None:
+    environment = named("claude-code").configure(tmp_path, endpoint("anthropic"), Options.within(32_768, compact_at=16_384))
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "32768"
+    assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "32768"
+    assert environment["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] == "50"
+
+
+def test_claude_code_s_subtype_is_told_where_there_is_nothing_else() -> None:
+    ended = '{"type": "result", "subtype": "error_max_turns", "is_error": true}'
+    assert named("claude-code").problem(1, ended, "") == "error_max_turns"

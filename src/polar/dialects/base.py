@@ -160,6 +160,10 @@ class Dialect(ABC):
     def model(self, name: str) -> JsonObject:
         """One model."""
 
+    def card(self, name: str, context: int | None) -> JsonObject:
+        """One model as the gateway serves it; `context` is its length in tokens, told where the dialect has a word for it."""
+        return self.model(name)
+
     def deleted(self, response_id: str) -> JsonObject:
         """The answer to a deletion of a stored response."""
         return {"id": response_id, "deleted": True}

@@ -2,14 +2,16 @@
 
 Knows nothing of requests. A session is given the engine with the fewest sessions when it is first seen (ties by rendezvous hash),
 and keeps it while that lives, for the sake of its prefix cache. An engine that failed is left alone for a time that doubles with
-each failure; then it is probed (`Engine.info`) in the background and taken back when it answers. If all are dead the
-session's own one is tried nevertheless: the caller finds out at once when it is back.
+each failure; then it is probed (`Engine.info`) in the background, whenever a call or a look at `health` comes by, and taken back
+when it answers. If all are dead the session's own one is tried nevertheless: the caller finds out at once when it is back. An
+engine that dies and one that comes back are both logged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 from polar.chat import JsonObject
 from polar.engines.base import Engine
 from polar.errors import CallError, ConfigError, EngineUnavailable
+
+log = logging.getLogger("polar.engines")
 
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 60.0
@@ -59,8 +63,8 @@ class EnginePool:
 
     def pick(self, session: str, avoid: Collection[Engine] = ()) -> Engine:
         """The session's engine; another one for good if its own is dead or in `avoid`. Raises `EngineUnavailable` if all are in `avoid`."""
-        for member in self._members:
-            self._maybe_probe(member)
+        if len(self._members) > 1:  # one alone is tried by the call itself
+            self.probe()
         usable = [member for member in self._members if member.engine not in avoid]
         if not usable:
             raise EngineUnavailable(
@@ -94,6 +98,8 @@ class EnginePool:
     def failed(self, engine: Engine, error: CallError) -> None:
         """Notes that `engine` did not answer as it should; it is left alone for a while."""
         member = self._member(engine)
+        if member.alive:
+            log.warning("an engine does not answer as it should", extra={"url": engine.url, "why": str(error)})
         member.last_error = str(error)
         backoff = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2**member.failures)
         member.failures = min(member.failures + 1, 30)
@@ -102,6 +108,8 @@ class EnginePool:
     def succeeded(self, engine: Engine) -> None:
         """Notes an answer: the engine is alive."""
         member = self._member(engine)
+        if not member.alive:
+            log.warning("an engine is back", extra={"url": engine.url, "failures": member.failures})
         member.failures = 0
         member.last_error = None
 
@@ -126,12 +134,22 @@ class EnginePool:
             for member in self._members
         ]
 
+    @property
+    def alive(self) -> bool:
+        """Whether some engine answered when it was last asked."""
+        return any(member.alive for member in self._members)
+
     def _member(self, engine: Engine) -> _Member:
         return next(member for member in self._members if member.engine is engine)
 
+    def probe(self) -> None:
+        """Starts to ask every dead engine whose time has come whether it is back. Returns at once; needs a running event loop."""
+        for member in self._members:
+            self._maybe_probe(member)
+
     def _maybe_probe(self, member: _Member) -> None:
         due = not member.alive and self._clock() >= member.retry_at
-        if due and (member.probe is None or member.probe.done()) and len(self._members) > 1:
+        if due and (member.probe is None or member.probe.done()):
             member.probe = asyncio.get_running_loop().create_task(self._probe(member.engine))
 
     async def _probe(self, engine: Engine) -> None:

@@ -161,7 +161,8 @@ class ModelApi:
             case Operation.MODELS:
                 await reply.json(200, request.dialect.models(self._models.names))
             case Operation.MODEL:
-                await reply.json(200, request.dialect.model(route.params["model"]))
+                name = route.params["model"]
+                await reply.json(200, request.dialect.card(name, self._models.find(name).context))
             case Operation.RETRIEVE:
                 stored, answer = await self._stored.answered(state, route.params["response_id"])
                 if route.params.get("stream") == "true":

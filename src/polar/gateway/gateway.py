@@ -54,7 +54,10 @@ class Gateway:
         self.metrics = Metrics()
         self.admin_token = config.admin_token or "polar-admin-" + secrets.token_urlsafe(24)
         engines = served or {name: Served(name, engine) for name, engine in config.engines.items()}
-        self.models = Models(engines, config.default_engine or next(iter(engines)), config.models)
+        default = config.default_engine or next(iter(engines))
+        self.models = Models(engines, default, config.models)
+        self.default = engines[default]
+        """What serves every name that no pattern matches."""
         self.sessions = Sessions(self.store, config)
         self._renderer = ThreadPoolExecutor(1, "polar-render")
         context = Context(config, self.store, self.gate, self.metrics, self._renderer)
@@ -108,8 +111,10 @@ class Gateway:
         return f"{root.rstrip('/')}/s/{key}"
 
     def public_health(self) -> JsonObject:
-        """What the sandboxes' listener tells: green or red, nothing else."""
-        return {"status": "ok" if self.store.healthy is None else "unhealthy"}
+        """What the sandboxes' listener tells: whether a call would be served and kept, and nothing else. Green only if the store
+        takes writes and some engine of the default model answers."""
+        self.default.pool.probe()
+        return {"status": "ok" if self.store.healthy is None and self.default.pool.alive else "unhealthy"}
 
     async def everywhere(self, method: str, path: str, body: JsonObject | None = None) -> Answers:
         """One control call of all other workers, at once; none where there is one process."""
@@ -141,8 +146,10 @@ class Gateway:
     async def health(self) -> JsonObject:
         """Green only if the store takes writes and some engine of each model answers."""
         problem = self.store.healthy
+        for served in self.models.all:
+            served.pool.probe()
         models = {served.name: served.health() for served in self.models.all}
-        dead = [served.name for served in self.models.all if not any(engine["alive"] for engine in served.pool.health())]
+        dead = [served.name for served in self.models.all if not served.pool.alive]
         return {
             "status": "ok" if problem is None and not dead else "unhealthy",
             "store": problem or "ok",

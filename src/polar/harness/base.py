@@ -68,6 +68,13 @@ class Options:
     settings: Mapping[str, Any] = field(default_factory=dict)
     extra_args: tuple[str, ...] = ()
 
+    @classmethod
+    def within(cls, context: int | None, **more: Any) -> Options:
+        """Options for a model of this length, with an answer of at most a quarter of it; the defaults where it is not known."""
+        if context is None:
+            return cls(**more)
+        return cls(context=context, max_output=max(1, min(cls().max_output, context // 4)), **more)
+
 
 DEFAULTS = Options()
 
@@ -127,8 +134,8 @@ class Harness(ABC):
         """The process that works on `prompt`; `resume` continues the latest conversation of the same home and folder."""
 
     @abstractmethod
-    def lines(self, endpoint: Endpoint) -> list[str]:
-        """Shell lines for a person: after them, the installed program talks to `endpoint`."""
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
+        """Shell lines for a person: after them, the installed program talks to `endpoint` and knows the model's length."""
 
     def answer(self, stdout: str) -> str | None:
         """The final answer in what it printed, where that can be told."""

@@ -1,7 +1,8 @@
 """Anthropic's Claude Code: Messages only, a native binary.
 
 Measured on 2.1.332. It speaks to whatever ANTHROPIC_BASE_URL says and keeps a path prefix there on every request. As root it
-refuses to skip permissions unless IS_SANDBOX is set. Sub-agents run in the background; their report arrives as a user message.
+refuses to skip permissions unless IS_SANDBOX is set. Sub-agents run in the background; their report arrives as a user message. A model
+whose name it does not know is taken to hold a million tokens unless CLAUDE_CODE_MAX_CONTEXT_TOKENS says otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from pathlib import Path
 
 from polar.harness.base import (
+    DEFAULTS,
     Command,
     Endpoint,
     Harness,
@@ -58,11 +60,11 @@ class ClaudeCode(Harness):
             "CLAUDE_CODE_ENABLE_TELEMETRY": "0",
             "DISABLE_AUTOUPDATER": "1",
             "CLAUDE_CODE_MAX_RETRIES": str(options.retries),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(options.max_output),
+            **_lengths(options),
             "IS_SANDBOX": "1",
         }
         if options.compact_at is not None:
-            window = max(_SMALLEST_WINDOW, options.compact_at)
+            window = min(options.context, max(_SMALLEST_WINDOW, options.compact_at))
             environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(window)
             environment["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, math.ceil(100 * options.compact_at / window)))
         return environment
@@ -72,9 +74,10 @@ class ClaudeCode(Harness):
         more = ("--continue",) if resume else ()
         return Command((*program, "--print", *flags, *more, *options.extra_args), stdin=prompt)
 
-    def lines(self, endpoint: Endpoint) -> list[str]:
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         self.check_dialect(endpoint)
-        return [*export(ANTHROPIC_BASE_URL=endpoint.root, ANTHROPIC_API_KEY=endpoint.key, ANTHROPIC_MODEL=endpoint.model), "claude"]
+        where = export(ANTHROPIC_BASE_URL=endpoint.root, ANTHROPIC_API_KEY=endpoint.key, ANTHROPIC_MODEL=endpoint.model)
+        return [*where, *export(**_lengths(options)), "claude"]
 
     def answer(self, stdout: str) -> str | None:
         result = _result(stdout)
@@ -84,8 +87,12 @@ class ClaudeCode(Harness):
     def problem(self, exit_code: int, stdout: str, stderr: str) -> str | None:
         result = _result(stdout)
         if result is not None and result.get("is_error"):
-            return f"{result.get('subtype')}: {result.get('result')}"[:400]
+            return str(result.get("result") or result.get("subtype"))[:400]  # the subtype says "success" of an API error, too
         return super().problem(exit_code, stdout, stderr)
+
+
+def _lengths(options: Options) -> dict[str, str]:
+    return {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(options.context), "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(options.max_output)}
 
 
 def _result(stdout: str) -> dict[str, object] | None:

@@ -12,7 +12,20 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from polar.harness.base import Command, Endpoint, Harness, Options, Rule, export, hint, json_lines, last_user_text, register, write
+from polar.harness.base import (
+    DEFAULTS,
+    Command,
+    Endpoint,
+    Harness,
+    Options,
+    Rule,
+    export,
+    hint,
+    json_lines,
+    last_user_text,
+    register,
+    write,
+)
 
 _QUIET: dict[str, Any] = {
     "analytics.enabled": False,
@@ -66,9 +79,14 @@ class Codex(Harness):
         middle = ("resume", "--last") if resume else ()
         return Command((*program, "exec", *middle, *flags, "-"), stdin=prompt)
 
-    def lines(self, endpoint: Endpoint) -> list[str]:
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         self.check_dialect(endpoint)
-        settings = {"model": endpoint.model, "model_provider": "polar", **_provider(endpoint)}
+        settings = {
+            "model": endpoint.model,
+            "model_provider": "polar",
+            "model_context_window": options.context,
+            **_provider(endpoint),
+        }
         flags = " ".join("-c " + shlex.quote(f"{key}={json.dumps(value)}") for key, value in settings.items())
         return [*export(POLAR_API_KEY=endpoint.key), f"codex {flags}"]
 

@@ -12,6 +12,7 @@ import shlex
 from pathlib import Path
 
 from polar.harness.base import (
+    DEFAULTS,
     Command,
     Endpoint,
     Harness,
@@ -28,6 +29,10 @@ from polar.harness.base import (
 
 _MODEL_LIMIT = 1_048_576
 """What the program believes every model takes; its compression threshold is a fraction of it."""
+
+_FULL = 0.7
+"""The part of the true length at which it compresses: its own default, half of the believed length, is never reached, and what is left
+must hold a turn's tool results and an answer."""
 
 
 @register
@@ -52,9 +57,6 @@ class GeminiCli(Harness):
 
     def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
         self.check_dialect(endpoint)
-        model: dict[str, object] = {"name": endpoint.model}
-        if options.compact_at is not None:
-            model["compressionThreshold"] = options.compact_at / _MODEL_LIMIT
         settings = {
             "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
             "general": {
@@ -65,7 +67,7 @@ class GeminiCli(Harness):
             },
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
-            "model": model,
+            "model": {"name": endpoint.model, "compressionThreshold": _threshold(options)},
         }
         write_json(home / ".gemini" / "settings.json", merge(settings, options.settings))
         return {"GOOGLE_GEMINI_BASE_URL": endpoint.root, "GEMINI_API_KEY": endpoint.key, "GEMINI_CLI_NO_RELAUNCH": "true"}
@@ -75,9 +77,10 @@ class GeminiCli(Harness):
         flags = ("--model", endpoint.model, "--yolo", "--skip-trust", "--output-format", "json")
         return Command((*program, *flags, *more, *options.extra_args), stdin=prompt)
 
-    def lines(self, endpoint: Endpoint) -> list[str]:
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         self.check_dialect(endpoint)
-        settings = json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}})
+        auth = {"auth": {"selectedType": "gemini-api-key"}}
+        settings = json.dumps({"security": auth, "model": {"compressionThreshold": _threshold(options)}})
         return [
             *export(GOOGLE_GEMINI_BASE_URL=endpoint.root, GEMINI_API_KEY=endpoint.key),
             'export GEMINI_CLI_HOME="$(mktemp -d)"',
@@ -94,6 +97,11 @@ class GeminiCli(Harness):
         if isinstance(error, dict):
             return f"{error.get('type')}: {error.get('message')}"[:400]
         return super().problem(exit_code, stdout, stderr)
+
+
+def _threshold(options: Options) -> float:
+    compact_at = int(options.context * _FULL) if options.compact_at is None else options.compact_at
+    return compact_at / _MODEL_LIMIT
 
 
 def _output(stdout: str) -> dict[str, object]:

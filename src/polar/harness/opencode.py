@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polar.harness.base import (
+    DEFAULTS,
     Command,
     Dialect,
     Endpoint,
@@ -61,9 +62,9 @@ class OpenCode(Harness):
         flags = ("--model", f"polar/{endpoint.model}", "--format", "json")
         return Command((*program, "run", *flags, *more, *options.extra_args), stdin=prompt)
 
-    def lines(self, endpoint: Endpoint) -> list[str]:
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         self.check_dialect(endpoint)
-        config = json.dumps(_config(endpoint, Options()), separators=(",", ":"))
+        config = json.dumps(_config(endpoint, options), separators=(",", ":"))
         return [*export(OPENCODE_CONFIG_CONTENT=config, OPENCODE_DISABLE_MODELS_FETCH="1"), "opencode"]
 
     def answer(self, stdout: str) -> str | None:

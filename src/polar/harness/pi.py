@@ -11,7 +11,20 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from polar.harness.base import Command, Dialect, Endpoint, Harness, Options, Rule, json_lines, merge, register, system_text, write_json
+from polar.harness.base import (
+    DEFAULTS,
+    Command,
+    Dialect,
+    Endpoint,
+    Harness,
+    Options,
+    Rule,
+    json_lines,
+    merge,
+    register,
+    system_text,
+    write_json,
+)
 
 _APIS: dict[Dialect, str] = {
     "openai_chat": "openai-completions",
@@ -51,9 +64,9 @@ class Pi(Harness):
         flags = ("--print", "--mode", "json", "--model", f"polar/{endpoint.model}")
         return Command((*program, *flags, *more, *options.extra_args), stdin=prompt)
 
-    def lines(self, endpoint: Endpoint) -> list[str]:
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         self.check_dialect(endpoint)
-        models = json.dumps(_models(endpoint, Options()), separators=(",", ":"))
+        models = json.dumps(_models(endpoint, options), separators=(",", ":"))
         return [
             'export PI_CODING_AGENT_DIR="$(mktemp -d)"',
             f"cat > \"$PI_CODING_AGENT_DIR/models.json\" <<'POLAR'\n{models}\nPOLAR",

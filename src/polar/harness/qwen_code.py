@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polar.harness.base import (
+    DEFAULTS,
     Command,
     Dialect,
     Endpoint,
@@ -53,14 +54,13 @@ class QwenCode(Harness):
 
     def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
         self.check_dialect(endpoint)
-        window = options.context if options.compact_at is None else math.ceil(options.compact_at / 0.85)
         settings: dict[str, Any] = {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
             "model": {
                 "name": endpoint.model,
-                "generationConfig": {"maxRetries": options.retries, "contextWindowSize": window},
+                "generationConfig": {"maxRetries": options.retries, "contextWindowSize": _window(options)},
             },
             "security": {"auth": {"selectedType": _AUTH[endpoint.dialect]}, "folderTrust": {"enabled": False}},
         }
@@ -72,9 +72,15 @@ class QwenCode(Harness):
         flags = ("--auth-type", _AUTH[endpoint.dialect], "--model", endpoint.model, "--yolo", "--output-format", "stream-json")
         return Command((*program, *flags, *more, *options.extra_args), stdin=prompt)
 
-    def lines(self, endpoint: Endpoint) -> list[str]:
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         self.check_dialect(endpoint)
-        return [*export(**_variables(endpoint)), f"qwen --auth-type {_AUTH[endpoint.dialect]} --model {shlex.quote(endpoint.model)}"]
+        settings = json.dumps({"model": {"generationConfig": {"contextWindowSize": _window(options)}}})
+        return [
+            *export(**_variables(endpoint)),
+            'export QWEN_CODE_SYSTEM_SETTINGS_PATH="$(mktemp)"',
+            f"printf '%s' '{settings}' > \"$QWEN_CODE_SYSTEM_SETTINGS_PATH\"",
+            f"qwen --auth-type {_AUTH[endpoint.dialect]} --model {shlex.quote(endpoint.model)}",
+        ]
 
     def answer(self, stdout: str) -> str | None:
         text = None
@@ -88,6 +94,11 @@ class QwenCode(Harness):
             if event.get("type") == "result" and event.get("is_error"):
                 return json.dumps(event.get("error") or event.get("subtype"))[:400]
         return super().problem(exit_code, stdout, stderr)
+
+
+def _window(options: Options) -> int:
+    """It compacts at 85 % of what it takes for the model's length."""
+    return options.context if options.compact_at is None else math.ceil(options.compact_at / 0.85)
 
 
 def _variables(endpoint: Endpoint) -> dict[str, str]:

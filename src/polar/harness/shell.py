@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 from polar.errors import ConfigError
-from polar.harness.base import Command, Endpoint, Harness, Options, export, register
+from polar.harness.base import DEFAULTS, Command, Endpoint, Harness, Options, export, register
 
 INSTRUCTION_FILE = "POLAR_INSTRUCTION_FILE"
 """The variable that names a file with the prompt; every run has it."""
@@ -46,7 +46,7 @@ class Shell(Harness):
         takes_prompt = "{{INSTRUCTION}}" in line or "{{INSTRUCTION_FILE}}" in line
         return Command(("/bin/sh", "-c", substituted), stdin=None if takes_prompt else prompt)
 
-    def lines(self, endpoint: Endpoint) -> list[str]:
+    def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         return export(**variables(endpoint))
 
 

@@ -72,6 +72,10 @@ class OpenAIChat(Dialect):
     def model(self, name: str) -> JsonObject:
         return {"id": name, "object": "model", "created": 0, "owned_by": "polar"}
 
+    def card(self, name: str, context: int | None) -> JsonObject:
+        """`max_model_len` is vLLM's word; OpenAI has none."""
+        return self.model(name) | ({} if context is None else {"max_model_len": context})
+
 
 def _another_provider(query: Mapping[str, str], headers: Mapping[str, str]) -> bool:
     return "key" in query or any(name in headers for name in ("anthropic-version", "x-api-key", "x-goog-api-key", "x-goog-api-client"))
