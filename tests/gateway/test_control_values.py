@@ -57,3 +57,26 @@ async def test_a_pause_with_no_time_is_refused_and_pauses_nothing(gateway: Open,
         refused = await admin(gw).request("POST", f"/admin/inference/pause?timeout_seconds={seconds}")
         assert (refused.status, refused.json()["error"]["param"]) == (400, "timeout_seconds")
         assert not gw.gateway.gate.paused
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"kin": "eval"}, "kin"),
+        ({"budgets": {"max_turns": 3}}, "budgets"),
+        ({"settings": {"budget": {"max_turns": 3}}}, "settings.budget"),
+        ({"settings": {"budgets": {"max_turn": 3}}}, "settings.budgets"),
+        ({"settings": {"sampling": {"temprature": 1}}}, "settings.sampling"),
+    ],
+)
+async def test_a_field_that_would_do_nothing_is_refused_by_its_name(gateway: Open, body: dict[str, Any], field: str) -> None:
+    async with gateway([]) as gw:
+        refused = await admin(gw).post("/sessions", body)
+        assert (refused.status, refused.json()["error"]["param"]) == (400, field)
+        assert (await admin(gw).get("/sessions")).json()["sessions"] == []
+
+
+async def test_a_setting_at_the_top_is_told_where_it_belongs(gateway: Open) -> None:
+    async with gateway([]) as gw:
+        refused = await admin(gw).post("/sessions", {"budgets": {"max_turns": 3}})
+        assert "settings.budgets" in refused.json()["error"]["message"]

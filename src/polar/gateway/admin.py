@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -27,6 +27,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 SESSION_ID = re.compile(r"[^\s/\x00-\x1f\x7f]{1,200}")
 """What a caller may name a session: the control routes hold it as one part of a path."""
+
+SESSION_SETTINGS = ("budgets", "sampling", "stream")
+SESSION_FIELDS = ("kind", "settings", "metadata", "session_id")
 
 
 class Json(JSONResponse):
@@ -57,24 +60,24 @@ def admin_app(gateway: Gateway) -> Starlette:
 
     async def create(request: Request) -> Response:
         body = await read_object(request)
+        only(body, SESSION_FIELDS)
         kind = body.get("kind", "train")
         if kind not in ("train", "eval"):
             raise InvalidRequest("kind must be 'train' or 'eval'", param="kind")
         for name in ("settings", "metadata"):
             if not isinstance(body.get(name, {}), dict):
                 raise InvalidRequest(f"{name} must be an object", param=name)
+        only(body.get("settings", {}), SESSION_SETTINGS, within="settings.")
         session_id = body.get("session_id")
         if session_id is not None and (not isinstance(session_id, str) or not SESSION_ID.fullmatch(session_id)):
-            raise InvalidRequest(
-                "session_id must be 1 to 200 characters, no spaces, slashes or control characters", param="session_id"
-            )
+            raise InvalidRequest("session_id must be 1 to 200 characters, no spaces, slashes or control characters", param="session_id")
         try:
             record, key = await gateway.sessions.create(
                 kind=kind, settings=body.get("settings"), metadata=body.get("metadata"), session_id=session_id
             )
         except ValueError as error:
             raise InvalidRequest(f"session_id: {error}", param="session_id", status=409) from error
-        return Json({**shown(record), "key": key, "base_url": gateway.base_url(key)}, 201)
+        return Json({**shown(record), "key": key, "base_url": gateway.base_url(key), "context": gateway.default.context}, 201)
 
     async def listed(request: Request) -> Response:
         query = request.query_params
@@ -184,6 +187,14 @@ async def read_object(request: Request) -> JsonObject:
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body
+
+
+def only(body: JsonObject, known: Sequence[str], within: str = "") -> None:
+    """Raises `InvalidRequest` for a field that would do nothing: a typing error would go unnoticed until the data is looked at."""
+    for name in body:
+        if name not in known:
+            place = f"; it belongs into settings: settings.{name}" if name in SESSION_SETTINGS else ""
+            raise InvalidRequest(f"there is no field {within}{name}{place}; there are {', '.join(known)}", param=within + name)
 
 
 def shown(record: Session) -> JsonObject:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 
 def state_dir() -> Path:
@@ -79,9 +80,9 @@ class GatewayConfig(_Strict):
     """Requested model name (or a pattern with `*`) to engine name; any other name goes to the default engine."""
     host: str = "127.0.0.1"
     """Address of the model API, which sandboxes see."""
-    port: int = 8100
+    port: int = Field(default=8100, ge=0, le=65535)
     """Port of the model API; 0 takes a free one."""
-    admin_port: int | None = None
+    admin_port: int | None = Field(default=None, ge=0, le=65535)
     """`None`: `port` + 1. Control routes exist on this listener only, and on loopback only."""
     workers: int = Field(default=1, ge=1, le=256)
     """Processes; each session lives in one of them, told by its key."""
@@ -117,5 +118,33 @@ class GatewayConfig(_Strict):
         return self.store or str(state_dir() / "polar.db")
 
     @property
+    def model_url(self) -> str:
+        """Where sandboxes reach the model API: as configured, else by an address of this machine."""
+        return self.public_url or f"http://{reachable(self.host)}:{self.port}"
+
+    @property
     def control_port(self) -> int:
         return self.port + 1 if self.admin_port is None else self.admin_port
+
+
+def reachable(host: str) -> str:
+    """A listener's address as a client on this machine writes it in a URL: "every address" is none to connect to, IPv6 has brackets."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def problems(error: ValidationError) -> str:
+    """What is wrong with settings, one line each: which setting, and why."""
+    lines = []
+    for problem in error.errors():
+        name, why = ".".join(str(part) for part in problem["loc"]), problem["msg"]
+        if problem["type"] == "extra_forbidden":
+            meant = difflib.get_close_matches(str(problem["loc"][-1]), sorted(_NAMES), 1)
+            why = "there is no such setting" + (f"; is {meant[0]} meant?" if meant else "")
+        elif problem["type"] == "missing":
+            why = "is missing"
+        lines.append(f"{name}: {why}")
+    return "\n".join(lines)
+
+
+_NAMES = {name for model in (GatewayConfig, EngineConfig, Budgets, TrainSampling) for name in model.model_fields}

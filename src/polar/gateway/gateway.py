@@ -105,7 +105,7 @@ class Gateway:
 
     def base_url(self, key: str) -> str:
         """The base URL that binds a harness to a session, without any provider's `/v1`."""
-        root = self.config.public_url or f"http://{self.config.host}:{self.config.port}"
+        root = self.config.model_url
         if self.shards is not None and self.config.public_url is None:
             root = self.shards.workers[self.shards.owner(hash_key(key))].model_url
         return f"{root.rstrip('/')}/s/{key}"

@@ -30,9 +30,10 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         sock.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from error
+        why = "ports go up to 65535" if isinstance(error, OverflowError) else error.strerror
+        raise ConfigError(f"cannot listen on {host}:{port}: {why}; choose another with --port") from error
     sock.listen(2048)
     sock.setblocking(False)
     return sock

@@ -10,14 +10,16 @@ import fnmatch
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from polar import __version__
 from polar.chat import ChatRequest, JsonObject
 from polar.engines import registered as engine_kinds
 from polar.engines.base import Engine, EngineInfo, Mode
 from polar.engines.check import Report, check, check_tools
+from polar.engines.http import HttpEngine
 from polar.engines.pool import EnginePool
-from polar.errors import ConfigError, EngineError, NotFound
+from polar.errors import ConfigError, EngineError, EngineUnavailable, NotFound
 from polar.gateway.config import EngineConfig
 from polar.records import Completion
 from polar.tokens import fingerprint
@@ -38,6 +40,9 @@ class Served:
             if config.kind not in kinds:
                 raise ConfigError(f"engines.{name}.kind: {config.kind!r} is not known; there are {', '.join(kinds)}")
             kind = kinds[config.kind]
+            if issubclass(kind, HttpEngine):
+                for url in config.urls:
+                    _check_url(f"engines.{name}.urls", url)
             engines = [kind(url, api_key=config.api_key, timeout_s=config.timeout_s) for url in config.urls]
         self.name = name
         self.config = config
@@ -74,13 +79,17 @@ class Served:
 
     async def _first_info(self) -> EngineInfo:
         failures: list[str] = []
+        absent = True
         for engine in self.pool.engines:
             try:
                 return await engine.info()
             except EngineError as error:
-                failures.append(str(error))
+                words = str(error)
+                failures.append(words if engine.url in words else f"{engine.url}: {words}")
+                absent = absent and isinstance(error, EngineUnavailable)
                 self.pool.failed(engine, error)
-        raise ConfigError(f"engines.{self.name}: no engine answers: {'; '.join(failures)}")
+        advice = "is it started? (none at hand: polar engine tiny-qwen3)" if absent else "is that the URL of an inference server?"
+        raise ConfigError(f"engines.{self.name}: {'; '.join(failures)}; {advice}")
 
     def _load_tokenizer(self) -> Tokenizer | None:
         source = self.config.tokenizer or self.info.root
@@ -100,6 +109,8 @@ class Served:
             try:
                 self.path = self._make_path("tokens")
             except ConfigError as error:
+                if self.config.renderer is not None:  # asked for by name: to go on without it would hide a mistake
+                    raise ConfigError(f"engines.{self.name}.renderer: {error}") from error
                 self._no_tokens(str(error))
             else:
                 self.mode_reason = "the model has a renderer and the engine takes ids" if self.config.mode == "auto" else "configured"
@@ -243,3 +254,13 @@ class Models:
         if name not in self._engines:
             raise NotFound(f"no engine is called {name!r}; there are {', '.join(self._engines)}")
         return self._engines[name]
+
+
+def _check_url(setting: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        good = False
+    if not good:
+        raise ConfigError(f"{setting}: {url!r} is not a URL of an inference server; write it as http://127.0.0.1:8000")
