@@ -188,7 +188,7 @@ def commands() -> str:
     """Every subcommand with its arguments and options, as `--help` says them."""
     import typer.main
 
-    from polar.cli import app
+    from polar.cli.commands import app
 
     lines = ["## Commands\n"]
     for name, command in leaves("polar", typer.main.get_command(app)):

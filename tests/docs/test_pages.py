@@ -14,7 +14,7 @@ import yaml
 from typer.main import get_command
 
 import polar
-from polar.cli import app
+from polar.cli.commands import app
 from polar.gateway.admin import admin_app
 from polar.gateway.config import GatewayConfig
 from polar.gateway.metrics import Metrics

@@ -14,7 +14,7 @@ from export_samples import TOKENIZER, Talk, fill, lines, solved
 from typer.testing import CliRunner
 
 from polar.chat import Message, Thinking
-from polar.cli import app
+from polar.cli.commands import app
 from polar.errors import ConfigError, PolarError
 from polar.export import label_line
 from polar.records import Break, Cause

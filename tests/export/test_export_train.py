@@ -12,7 +12,7 @@ import pytest
 from export_samples import Write, solved
 from typer.testing import CliRunner
 
-from polar.cli import app
+from polar.cli.commands import app
 from polar.export.columns import schema
 from polar.records import Completion
 from polar.store import open_store

@@ -1,55 +1,29 @@
-"""The `polar` command. Each group of subcommands is a file beside this one; errors of ours print as one clear line."""
+"""The `polar` command. What it is made of is imported inside `main`: a Ctrl-C while that loads is an end like any other."""
 
 from __future__ import annotations
 
 import sys
 
-import typer
-
-from polar import __version__
-from polar.cli.demo import demo
-from polar.cli.drift import drift
-from polar.cli.engine import engine
-from polar.cli.export import export
-from polar.cli.gateway import gateway
-from polar.cli.harness import app as harness_app
-from polar.cli.output import err
-from polar.cli.rebuild import rebuild
-from polar.cli.session import app as session_app
-from polar.cli.trace import app as trace_app
 from polar.errors import PolarError
-
-app = typer.Typer(
-    name="polar",
-    help="Trains language agents with reinforcement learning through the unmodified harness they run in.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command()(gateway)
-app.command()(engine)
-app.command()(demo)
-app.command()(drift)
-app.command()(rebuild)
-app.command()(export)
-app.add_typer(session_app, name="session")
-app.add_typer(harness_app, name="harness")
-app.add_typer(trace_app, name="trace")
-
-
-@app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
-    if version:
-        typer.echo(f"polar {__version__}")
-        raise typer.Exit
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. What the user can mend prints as one line: errors of ours, files and addresses that cannot be used."""
     try:
+        from polar.cli.commands import app
+
         app()
     except PolarError as error:
-        err.print(f"[bold red]error[/]: {error}", highlight=False)
-        sys.exit(2)
+        _leave(str(error))
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename is not None else ""
+        _leave(named + (error.strerror or str(error)))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _leave(message: str) -> None:
+    from polar.cli.output import say
+
+    say(f"error: {message}", style="red")
+    sys.exit(2)

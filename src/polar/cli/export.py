@@ -11,8 +11,8 @@ import yaml
 from rich.table import Table
 
 from polar.chat import JsonObject
-from polar.cli.control import store_url
-from polar.cli.output import err, out
+from polar.cli.control import store_file, store_url
+from polar.cli.output import out, say
 from polar.errors import ConfigError
 from polar.store import Store, open_store
 
@@ -110,7 +110,7 @@ def export(
         opened, url = stored(store)
         try:
             about = About(title or folder.resolve().name, license_name)
-            return await write(opened, url, folder, spec, about=about, progress=lambda line: err.print(line, style="dim", highlight=False))
+            return await write(opened, url, folder, spec, about=about, progress=lambda line: say(line, "dim"))
         finally:
             await opened.aclose()
 
@@ -120,8 +120,8 @@ def export(
 def stored(given: str | None) -> tuple[Store, str]:
     """The store to read, and its place. Raises `ConfigError` where there is none: reading makes no empty one."""
     url = store_url(given)
-    path = Path(url.removeprefix("sqlite:")).expanduser()
-    if "://" not in url and not path.is_file():
+    path = store_file(url)
+    if path is not None and not path.is_file():
         raise ConfigError(f"there is no store at {path}; name one with --store")
     return open_store(url), url
 

@@ -12,7 +12,7 @@ import orjson
 import typer
 from rich.table import Table
 
-from polar.cli.guide import session_url
+from polar.cli.guide import context_of, session_url
 from polar.cli.output import out, say
 from polar.errors import ConfigError, PolarError
 from polar.harness import Endpoint, Options, install, installed, named, registered, run
@@ -58,7 +58,14 @@ def run_harness(
     dialect: Annotated[str | None, typer.Option(help="Default: the first that it speaks.")] = None,
     cwd: Annotated[Path, typer.Option(help="Where it works.")] = Path(),
     timeout_s: Annotated[float, typer.Option(min=0, help="Wall time in seconds.")] = 600.0,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep its home folder after success, too; after a failure it is kept anyway.")] = False,
+    context: Annotated[int | None, typer.Option(min=1, help="The model's length in tokens. Default: as the gateway says.")] = None,
+    compact_at: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens beyond which it compacts its conversation. Default: as it decides from the length."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep its home folder after success, too; after a failure it is kept anyway.")
+    ] = False,
     arguments: Annotated[list[str] | None, typer.Argument(help="After --: more arguments for the harness; the command of `shell`.")] = None,
 ) -> None:
     """Run a harness once against a session; the exit code is true."""
@@ -72,7 +79,7 @@ def run_harness(
         raise ConfigError(f"--cwd {cwd}: there is no such folder")
     text = sys.stdin.read() if prompt == "-" else prompt
     home = Path(tempfile.mkdtemp(prefix=f"polar-{name}-"))
-    options = Options(extra_args=tuple(arguments or ()))
+    options = Options.within(context or context_of(root, key), compact_at=compact_at, extra_args=tuple(arguments or ()))
     try:
         result = run(name, text, endpoint, cwd, timeout_s, home=home, options=options)
     except PolarError:

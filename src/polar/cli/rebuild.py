@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from polar.cli.export import BuilderOption, CreditOption, LabelsOption, OptionOption, builder_options, stored
-from polar.cli.output import err
+from polar.cli.output import err, say, written
 from polar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ def rebuild(
     async def run() -> None:
         opened, _ = stored(store)
         try:
-            with _output(output) as file:
+            with written(output) as file:
                 async for session in _chosen(opened, sessions):
                     trajectory = await maker.trajectory(opened, facts_of(session, labels.get(session.id)))
                     file.write(trajectory.dumps() + b"\n")
@@ -69,26 +67,6 @@ async def _chosen(store: Store, ids: list[str] | None) -> AsyncIterator[Session]
         yield found
 
 
-@contextmanager
-def _output(path: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a file that appears under its name when it is complete."""
-    if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        file = temporary.open("wb")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-    try:
-        with file:
-            yield file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _print(summary: Summary) -> None:
     table = Table("sessions", "rows", "breaks", "sampled", "in rows", "in the ledger")
     breaks = sum(total.breaks for total in summary.totals())
@@ -96,6 +74,6 @@ def _print(summary: Summary) -> None:
     table.add_row(*(f"{number:,}" for number in numbers))
     err.print(table)
     for reason, tokens in summary.ledger.most_common():
-        err.print(f"  {tokens:,} tokens in the ledger: {reason}", highlight=False)
+        say(f"  {tokens:,} tokens in the ledger: {reason}")
     for warning in summary.warnings:
-        err.print(warning, style="yellow", highlight=False, markup=False)
+        say(warning, style="yellow")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -14,12 +13,12 @@ import orjson
 import typer
 from rich.table import Column, Table
 
-from polar.cli.control import call, running, store_url
-from polar.cli.guide import guide
-from polar.cli.output import out
+from polar.cli.control import call, running
+from polar.cli.export import stored
+from polar.cli.guide import context_of, guide, session_url
+from polar.cli.output import out, say, written
 from polar.errors import ConfigError
 from polar.records import Completion, Session
-from polar.store import open_store
 from polar.store.base import Store
 from polar.store.export import completion_to_json
 
@@ -39,7 +38,7 @@ def new(
         typer.echo(orjson.dumps(made).decode())
         return
     out.print(f"Session [bold]{made['session_id']}[/] ({made['kind']})\n")
-    out.print(guide(made["base_url"], made["key"]), highlight=False, markup=False, soft_wrap=True)
+    out.print(guide(made["base_url"], made["key"], context=made["context"]), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -48,10 +47,8 @@ def env(
     harness: Annotated[str | None, typer.Option(help="Only this harness.")] = None,
 ) -> None:
     """Print the lines that point each CLI at a session."""
-    _, marker, key = base_url.rstrip("/").rpartition("/s/")
-    if not marker:
-        raise ConfigError("the base URL of a session ends in /s/KEY, as `polar session new` prints it")
-    out.print(guide(base_url.rstrip("/"), key, harness), highlight=False, markup=False, soft_wrap=True)
+    root, key = session_url(base_url)
+    out.print(guide(root, key, harness, context=context_of(root, key)), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -104,11 +101,10 @@ def export(
 ) -> None:
     """Write a session's completions as JSON lines, with ids and log-probabilities."""
     lines = [completion_to_json(completion) + b"\n" for completion in with_store(store, lambda opened: all_of(opened, session_id))]
-    if output is None:
-        sys.stdout.buffer.writelines(lines)
-    else:
-        output.write_bytes(b"".join(lines))
-        out.print(f"{len(lines)} completions written to {output}")
+    with written(output) as file:
+        file.writelines(lines)
+    if output is not None:
+        say(f"{len(lines)} completions written to {output}")
 
 
 @app.command()
@@ -125,10 +121,10 @@ async def all_of(store: Store, session_id: str) -> list[Completion]:
 
 
 def with_store(url: str | None, read: Any) -> Any:
-    """Runs `read(store)` on the store, which is opened and closed around it."""
+    """Runs `read(store)` on the store, which is opened and closed around it. Raises `ConfigError` where there is none."""
 
     async def run() -> Any:
-        store = open_store(store_url(url))
+        store, _ = stored(url)
         try:
             outcome: Coroutine[Any, Any, Any] = read(store)
             return await outcome

@@ -16,7 +16,7 @@ import orjson
 
 from polar.cli.control import Admin, call
 from polar.errors import ConfigError
-from polar.gateway.config import GatewayConfig
+from polar.gateway.config import GatewayConfig, reachable
 
 RESTART_S = 1.0
 READY_S = 120.0
@@ -26,7 +26,7 @@ async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[No
     """Runs until SIGINT or SIGTERM. Worker 0 has the configured ports, the others free ones."""
     token = config.admin_token or "polar-admin-" + secrets.token_urlsafe(24)
     ports = [(config.port, config.control_port), *[(_free(config.host), _free("127.0.0.1")) for _ in range(1, config.workers)]]
-    urls = [(f"http://{config.host}:{port}", f"http://127.0.0.1:{admin_port}") for port, admin_port in ports]
+    urls = [(f"http://{reachable(config.host)}:{port}", f"http://127.0.0.1:{admin_port}") for port, admin_port in ports]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):

@@ -30,7 +30,7 @@ def open_engines(where: str | os.PathLike[str], *, busy_timeout_s: float, reader
     elif "://" in text and not text.startswith("sqlite:"):
         raise ConfigError(f"the store's URL {_scheme(text)}://... is not one of sqlite: and postgresql:, and not a path")
     else:
-        engines = _sqlite(_sqlite_path(text), busy_timeout_s, readers)
+        engines = _sqlite(sqlite_path(text), busy_timeout_s, readers)
     try:
         with engines[0].begin() as connection:
             open_schema(connection)
@@ -58,7 +58,8 @@ def _shown(text: str) -> str:
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
-def _sqlite_path(text: str) -> Path:
+def sqlite_path(text: str) -> Path:
+    """The file that a path or a `sqlite:` URL names, absolute. Raises `ConfigError` for one in memory."""
     if text.startswith("sqlite:"):
         text = text.removeprefix("sqlite:")
         if text.startswith("//"):  # as SQLAlchemy reads it: three slashes for a relative path, four for an absolute one
@@ -130,7 +131,7 @@ def _postgres(text: str, busy_timeout_s: float, readers: int) -> tuple[Engine, E
     except ArgumentError as error:
         raise ConfigError(f"the store's URL cannot be read: {error}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError("a PostgreSQL store needs psycopg: pip install 'polar-rl[postgres]'") from error
+        raise ConfigError("a PostgreSQL store needs psycopg: pip install -e '.[postgres]'") from error
     for engine in engines:
         event.listen(engine, "connect", _set_up_postgres(busy_timeout_s))
     try:

@@ -1,0 +1,40 @@
+"""The `polar` command's parts, put together. Each group of subcommands is a file beside this one."""
+
+from __future__ import annotations
+
+import typer
+
+from polar import __version__
+from polar.cli.demo import demo
+from polar.cli.drift import drift
+from polar.cli.engine import engine
+from polar.cli.export import export
+from polar.cli.gateway import gateway
+from polar.cli.harness import app as harness_app
+from polar.cli.rebuild import rebuild
+from polar.cli.session import app as session_app
+from polar.cli.trace import app as trace_app
+
+app = typer.Typer(
+    name="polar",
+    help="Trains language agents with reinforcement learning through the unmodified harness they run in.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(gateway)
+app.command()(engine)
+app.command()(demo)
+app.command()(drift)
+app.command()(rebuild)
+app.command()(export)
+app.add_typer(session_app, name="session")
+app.add_typer(harness_app, name="harness")
+app.add_typer(trace_app, name="trace")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        typer.echo(f"polar {__version__}")
+        raise typer.Exit
