@@ -81,6 +81,7 @@ def test_a_run_with_a_sub_agent_and_a_compaction_is_three_rows() -> None:
     assert built.problems == []
     assert built.rows == {"main": 2, "sub_agent": 1}
     assert built.untrained == {"compaction": 1}
+    assert built.rules == {"compaction (codex: asks for a context checkpoint)": 1}
     assert (built.side, built.roots, built.breaks) == (1, 2, {"sub_agent": 1, "compaction": 1})
     assert (built.in_rows, built.in_ledger, built.sampled) == (6, 1, 7)
 

@@ -102,7 +102,7 @@ def _built(rows: Sequence[Row]) -> Table:
     for name in ("main", "sub-agent"):
         table.add_column(name, justify="right")
     table.add_column("rows + side = roots + breaks", min_width=20)
-    for name in ("named breaks", "calls in the ledger", "tokens: rows + ledger = sampled"):
+    for name in ("named breaks", "in the ledger, by rule", "tokens: rows + ledger = sampled"):
         table.add_column(name)
     for row in rows:
         built, breaks = row.built, row.built.breaks
@@ -114,7 +114,7 @@ def _built(rows: Sequence[Row]) -> Table:
             str(built.rows["sub_agent"]),
             f"{built.rows.total()} + {built.side} = {built.roots} + {breaks.total()}",
             _causes(breaks),
-            _causes(built.untrained),
+            "\n".join(f"{count} {rule.replace(f'({row.harness}: ', '(')}" for rule, count in sorted(built.rules.items())) or "none",
             f"{built.in_rows} + {built.in_ledger} = {built.sampled}",
         )
     return table

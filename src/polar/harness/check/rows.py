@@ -36,11 +36,13 @@ Parents = Mapping[int, int | None]
 
 @dataclass(slots=True)
 class Built:
-    """The rows of one session. `rows` counts them by role, `untrained` the calls of the ledger by reason, `breaks` the lines of the drift
-    report by cause; `roots` and `side` are those of the identity above. `sampled == in_rows + in_ledger`, in tokens."""
+    """The rows of one session. `rows` counts them by role, `untrained` the calls of the ledger by reason and `rules` by reason and rule,
+    `breaks` the lines of the drift report by cause; `roots` and `side` are those of the identity above. `sampled == in_rows + in_ledger`,
+    in tokens."""
 
     rows: Counter[str] = field(default_factory=Counter)
     untrained: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
     side: int = 0
     roots: int = 0
     breaks: Counter[str] = field(default_factory=Counter)
@@ -141,17 +143,11 @@ def restarts_of(completions: Sequence[Completion], harness: Harness) -> list[int
 
 def _fill(built: Built, made: Trajectory) -> None:
     built.rows = Counter(trace.role for trace in made.traces)
-    built.untrained = Counter({reason: len(numbers) for reason, numbers in _by_reason(made.ledger.lines).items()})
+    built.untrained = Counter(reason for _, reason in {(line.completion, str(line.reason)) for line in made.ledger})
+    built.rules = Counter(rule for _, rule in {(line.completion, f"{line.reason} ({line.rule})") for line in made.ledger})
     built.breaks = Counter(line.cause for line in made.drift)
     built.in_rows = sum(int(trace.mask.sum()) for trace in made.traces)
     built.in_ledger = made.ledger.tokens
-
-
-def _by_reason(lines: Sequence[Line]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for line in lines:
-        found.setdefault(str(line.reason), set()).add(line.completion)
-    return found
 
 
 def _check_conservation(built: Built, made: Trajectory) -> None:
