@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from gateway_players import Chat
 
-from conftest import Open
+Open = Callable[..., Any]
 
 
 async def test_more_choices_than_asked_for_take_no_other_calls_number(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:

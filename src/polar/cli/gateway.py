@@ -92,8 +92,9 @@ async def ready(admin: Admin, config: GatewayConfig, kind: str, ending: ExitStac
     """Says where everything is, and makes the ready session. What has to go when the gateway ends is put on `ending`."""
     ending.enter_context(announced(admin, config.store_url))
     health = await asyncio.to_thread(call, admin, "GET", "/health")
+    everywhere = f"   (listens on {config.host}: every address)" if config.host in ("0.0.0.0", "::") else ""
     facts = [
-        ("model API", Text(config.model_url)),
+        ("model API", Text(config.model_url + everywhere)),
         ("control API", Text(f"{admin.url}   token {admin.token}")),
         ("store", Text(store_place(config.store_url))),
     ]

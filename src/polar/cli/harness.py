@@ -85,7 +85,7 @@ def run_harness(
     except PolarError:
         shutil.rmtree(home, ignore_errors=True)  # it did not start
         raise
-    out.print(result.answer or "(no answer)", markup=False, highlight=False)
+    out.print(result.answer or "(no answer)", markup=False, highlight=False, soft_wrap=True)
     if result.problem:
         say(f"{name}: {result.problem}; its output is in {home / 'polar-run'}", "red")
         raise typer.Exit(1)
