@@ -1,5 +1,4 @@
 import base64
-import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,11 +50,8 @@ def test_a_long_foreign_blob_is_cheap() -> None:
     assert pointers.find(b"secret", base64.b64encode(bytes(range(256)) * 400).decode()) is None
 
 
-def test_a_huge_foreign_blob_costs_no_more_than_a_small_one() -> None:
+def test_only_the_beginning_of_a_huge_text_is_read() -> None:
     secret = b"a secret of thirty-two bytes...."
     reference = pointers.mint(secret, 7)
-    for piece in ("A" * 40 + ".", "0" * 30 + " ", "-" * 40 + "!"):
-        began = time.perf_counter()
-        assert pointers.find(secret, piece * 500_000) is None
-        assert time.perf_counter() - began < 0.1
-    assert pointers.find(secret, f"polar_{reference}" + "A" * 1_000_000) == 7
+    assert pointers.find(secret, f"polar_{reference}" + "." * 1_000_000) == 7
+    assert pointers.find(secret, "." * 1_000_000 + f"polar_{reference}") is None
