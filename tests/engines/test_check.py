@@ -52,13 +52,13 @@ async def test_an_engine_that_does_it_right_is_trainable_in_both_modes(wire: str
 
 async def test_renderer_and_template_of_qwen3_agree_on_every_probe(qwen3_tokenizer_dir: Path) -> None:
     path = TokenPath(load_tokenizer(qwen3_tokenizer_dir), model="Qwen/Qwen3-8B", renderer=None, mode="tokens")
-    report = await check(ScriptedEngine(talk, tokenizer_dir=qwen3_tokenizer_dir), path, "m")
+    report = await check(ScriptedEngine(talk, tokenizer_dir=qwen3_tokenizer_dir), path, "scripted")
     assert (report.problems, report.facts["prompts_compared"]) == ([], 9)
 
 
 async def test_a_difference_in_rendering_is_told_with_its_place() -> None:
     engine = ScriptedEngine(talk)
-    report = await check(engine, ScriptedPath(engine, wrong=True), "m")
+    report = await check(engine, ScriptedPath(engine, wrong=True), "scripted")
     assert not report.trainable
     assert report.prompts_differ is not None
     assert "at token" in report.prompts_differ
@@ -82,7 +82,7 @@ async def test_an_engine_without_ids_is_not_trainable() -> None:
 
     with serve_scripted(talk) as server:
         engine = Plain(server.url)
-        report = await check(engine, None, "m")
+        report = await check(engine, None, "scripted")
         await engine.aclose()
     assert (report.trainable, report.problems) == (False, ["the engine returned no sampled ids"])
 
@@ -93,7 +93,7 @@ async def test_an_engine_without_ids_is_not_trainable() -> None:
 async def test_b95_missing_or_impossible_logprobs_are_not_trainable(logprobs: list[float | None], words: str) -> None:
     with serve_scripted(lambda call: Reply(ids=[1, 2, 3], logprobs=logprobs)) as server:
         engine = VllmEngine(server.url)
-        report = await check(engine, None, "m")
+        report = await check(engine, None, "scripted")
         await engine.aclose()
     assert not report.trainable
     assert words in report.problems[0]
@@ -109,7 +109,7 @@ async def test_b97_raw_logprobs_are_recognised(truncates: bool, kind: str) -> No
             return await super().generate(replace(request, sampling=replace(request.sampling, temperature=1.0, top_p=top_p)))
 
     engine = Raw(talk)
-    report = await check(engine, ScriptedPath(engine), "m")
+    report = await check(engine, ScriptedPath(engine), "scripted")
     assert (report.trainable, report.logprobs) == (True, kind)
 
 
@@ -119,7 +119,7 @@ async def test_b97_tempered_but_not_truncated_logprobs_are_recognised() -> None:
             return await super().generate(replace(request, sampling=replace(request.sampling, top_p=1.0)))
 
     engine = Tempered(talk)
-    assert (await check(engine, ScriptedPath(engine), "m")).logprobs == "temperature"
+    assert (await check(engine, ScriptedPath(engine), "scripted")).logprobs == "temperature"
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,23 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import tiny
 import torch
+import typer
+from typer.testing import CliRunner
 
 from polar.chat import Message, Sampling, Tool, ToolChoice
+from polar.cli.engine import engine as engine_command
 from polar.engine import Server, build
+from polar.engine.serve import bind, serve
 from polar.engines.base import Generation, MessagesRequest, TokensRequest
 from polar.engines.check import check
 from polar.engines.http import HttpEngine
 from polar.engines.vllm import VllmEngine
-from polar.errors import ContextOverflow, EngineRejected
+from polar.errors import ConfigError, ContextOverflow, EngineRejected
 from polar.testing import serve_app
 
 torch.set_num_threads(1)
@@ -266,3 +271,45 @@ async def test_reloaded_weights_are_the_ones_sampled_from(tmp_path: Path, tied: 
 async def reload(client: HttpEngine, directory: Path) -> None:
     await client.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
     await client.post("/reset_prefix_cache", {})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [1], "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+        ("/tokenize", {"prompt": "Hi"}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+async def test_a_model_that_is_not_served_is_a_404_in_vllm_s_words(served: tuple[Server, str], path: str, body: dict[str, Any]) -> None:
+    async with aiohttp.ClientSession(served[1]) as session:
+        async with session.post(path, json={**body, "model": "nope"}) as answer:
+            assert answer.status == 404
+            error = (await answer.json())["error"]
+            assert (error["message"], error["type"], error["param"]) == ("The model `nope` does not exist.", "NotFoundError", "model")
+        for more in ({}, {"model": "tiny"}):
+            async with session.post(path, json={**body, **more}) as answer:
+                assert answer.status == 200
+
+
+def test_a_taken_port_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(serve.__globals__, "build", lambda *_, **__: pytest.fail("it loaded the model"))
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"{port}: Address already in use"):
+            serve("tiny-qwen3", port=port)
+
+
+def test_an_address_of_another_machine_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0"):
+        bind("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("option", [("--port", "99999"), ("--max-model-len", "0"), ("--threads", "0")])
+def test_options_that_cannot_work_are_refused(option: tuple[str, str]) -> None:
+    app = typer.Typer()
+    app.command()(engine_command)
+    result = CliRunner().invoke(app, option)
+    assert (result.exit_code, option[0] in result.output) == (2, True)

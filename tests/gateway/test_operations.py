@@ -222,6 +222,26 @@ async def test_all_engines_dead_is_red_and_a_true_status(gateway: Open) -> None:
         _, client = await gw.session()
         assert (await Chat().user("Go.").send(client)).status == 502
         assert (await AsgiClient(gw.gateway.admin).get("/health")).status == 503
+        public = await AsgiClient(gw.gateway.api).get("/health")
+        assert (public.status, public.json()) == (503, {"status": "unhealthy"})
+
+
+async def test_health_alone_finds_out_that_the_only_engine_is_back(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polar.engines.pool.FIRST_BACKOFF_S", 0.0)
+    async with gateway(lambda call: Reply(error=EngineUnavailable("gone"))) as gw:
+        _, client = await gw.session()
+        assert (await Chat().user("Go.").send(client)).status == 502
+        public = AsgiClient(gw.gateway.api)
+        assert (await public.get("/health")).status == 503
+        await until(lambda: gw.gateway.default.pool.alive)
+        assert (await public.get("/health")).status == 200
+
+
+async def test_a_session_and_a_model_s_card_tell_the_context(gateway: Open) -> None:
+    async with gateway([]) as gw:
+        made = (await admin(gw).post("/sessions", {})).json()
+        card = (await AsgiClient(gw.gateway.api, {"authorization": f"Bearer {made['key']}"}).get("/v1/models/any-name")).json()
+        assert made["context"] == card["max_model_len"] == gw.gateway.default.context > 0
 
 
 async def test_models_go_where_their_patterns_say(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:

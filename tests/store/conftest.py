@@ -27,7 +27,7 @@ def _binary(name: str) -> str | None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The URL of a running PostgreSQL server without a database name: a cluster of its own on a loopback port, gone afterwards."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'polar-rl[postgres]')")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install -e '.[postgres]' (in Polar's folder))")
     initdb, server = _binary("initdb"), _binary("postgres")
     if initdb is None or server is None:
         pytest.skip("no PostgreSQL server is installed")

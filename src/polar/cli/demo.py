@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,5 +24,14 @@ def demo(
     try:
         from polar.demo import run
     except ImportError as error:
-        raise ConfigError(f"polar demo needs torch and transformers: pip install 'polar-rl[demo]' ({error})") from error
-    raise typer.Exit(run(sessions=sessions, output=output, seed=seed))
+        raise ConfigError(f"polar demo needs torch and transformers: pip install -e '.[demo]' (in Polar's folder) ({error})") from error
+    raise typer.Exit(run(sessions=sessions, output=output, seed=seed, program=own_name()))
+
+
+def own_name() -> str:
+    """How this command can be called again from the user's shell: `polar` where that is on the path, else as it was started."""
+    started = Path(sys.argv[0])
+    found = shutil.which("polar")
+    if found is not None and started.exists() and Path(found).samefile(started):
+        return "polar"
+    return f"{shlex.quote(sys.executable)} -m polar.cli" if started.name == "__main__.py" else shlex.quote(sys.argv[0])

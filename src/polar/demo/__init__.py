@@ -23,8 +23,9 @@ from polar.trajectory import build
 ASSETS = Path(__file__).parents[1] / "assets"
 
 
-def run(sessions: int = 8, output: Path | None = None, seed: int = 0) -> int:
+def run(sessions: int = 8, output: Path | None = None, seed: int = 0, program: str = "polar") -> int:
     """Runs the demo and prints it. `seed` picks the tasks; `output` is a new or empty folder (default: one in `runs/`).
+    `program` is how the user calls this command, for the hints at the end.
 
     Returns 0 when the machinery worked, also where tasks were failed; 1 where a session made no model call at all. Raises
     `PolarError` where engine, gateway, harness or a verifier could not do their work.
@@ -33,9 +34,9 @@ def run(sessions: int = 8, output: Path | None = None, seed: int = 0) -> int:
         raise ConfigError("--sessions must be at least 1")
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"polar demo needs {' and '.join(missing)}: pip install 'polar-rl[demo]'")
+        raise ConfigError(f"polar demo needs {' and '.join(missing)}: pip install -e '.[demo]' (in Polar's folder)")
     folder = _folder(output)
-    return asyncio.run(_demo(sessions, folder, seed, Console()))
+    return asyncio.run(_demo(sessions, folder, seed, program, Console()))
 
 
 def _folder(output: Path | None) -> Path:
@@ -46,7 +47,7 @@ def _folder(output: Path | None) -> Path:
     return folder.resolve()
 
 
-async def _demo(sessions: int, folder: Path, seed: int, console: Console) -> int:
+async def _demo(sessions: int, folder: Path, seed: int, program: str, console: Console) -> int:
     began = time.monotonic()
     harness = named(play.HARNESS)
     tasks = play.choose(sessions, seed)
@@ -73,7 +74,7 @@ async def _demo(sessions: int, folder: Path, seed: int, console: Console) -> int
     (folder / "rewards.jsonl").write_bytes(b"".join(rewards))
     tokenizer = load_tokenizer(ASSETS / play.MODEL)
     built = [(one, build(Session(one.session_id, b"", b"", metadata={"harness": play.HARNESS}), one.completions)) for one in played]
-    show.show_all(console, built, tokenizer.decode, folder)
+    show.show_all(console, built, tokenizer.decode, folder, program)
     console.print(f"[dim]{time.monotonic() - began:.0f} s in all[/]", highlight=False)
     silent = [one for one in played if not one.completions]
     for one in silent:

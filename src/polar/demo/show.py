@@ -105,19 +105,19 @@ def trace_panel(one: Played, row: Trace, decode: Decode) -> Panel:
     )
 
 
-def data_lines(folder: Path, session_id: str) -> Text:
-    """Where everything lies and how to look at it."""
+def data_lines(folder: Path, session_id: str, program: str) -> Text:
+    """Where everything lies and how to look at it, with `program` as the name that the shell knows this command by."""
     store = folder / "polar.db"
     return Text(
         f"All of it is on disk: {folder}\n"
-        f"  polar session list --store {store}\n"
-        f"  polar session show {session_id} --store {store}\n"
-        f"  polar session export {session_id} --store {store}\n"
-        f"  polar export {folder / 'sft'} --store {store} --rewards {folder / 'rewards.jsonl'} --min-reward 1"
+        f"  {program} session list --store {store}\n"
+        f"  {program} session show {session_id} --store {store}\n"
+        f"  {program} session export {session_id} --store {store}\n"
+        f"  {program} export {folder / 'sft'} --store {store} --rewards {folder / 'rewards.jsonl'} --min-reward 1"
     )
 
 
-def show_all(console: Console, played: Sequence[tuple[Played, Trajectory]], decode: Decode, folder: Path) -> None:
+def show_all(console: Console, played: Sequence[tuple[Played, Trajectory]], decode: Decode, folder: Path, program: str = "polar") -> None:
     console.print()
     console.print(sessions_table(played))
     console.print()
@@ -129,4 +129,5 @@ def show_all(console: Console, played: Sequence[tuple[Played, Trajectory]], deco
         console.print()
     console.print(totals(played))
     if played:
-        console.print(data_lines(folder, (chosen[0] if chosen else played[0][0]).session_id), soft_wrap=True, highlight=False)
+        session_id = (chosen[0] if chosen else played[0][0]).session_id
+        console.print(data_lines(folder, session_id, program), soft_wrap=True, highlight=False)

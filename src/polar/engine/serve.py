@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 from polar.engine.server import Server
 from polar.engine.text import load_text
+from polar.errors import ConfigError
 
 SMALL_BYTES = 64 << 20
 
@@ -62,9 +64,30 @@ def serve(
     device: str | None = None,
     max_sequences: int = 32,
 ) -> None:
-    """Serves until interrupted."""
+    """Serves until interrupted (port 0: a free one). Raises `ConfigError` for an address that can't be had before loading."""
     import uvicorn
 
+    listener = bind(host, port)
     server = build(model, served_name=served_name, max_model_len=max_model_len, threads=threads, device=device, max_sequences=max_sequences)
-    print(f"polar engine serves {server.backend.name} ({server.backend.context} tokens) at http://{host}:{port}", flush=True)
-    uvicorn.run(server.app, host=host, port=port, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(server.app, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=5)
+    listener.listen(config.backlog)  # from here on a client that connects is answered
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    where = f"http://{shown}:{listener.getsockname()[1]}"
+    print(f"polar engine serves {server.backend.name} ({server.backend.context} tokens) at {where}", flush=True)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises `ConfigError` if the address is not this machine's, or taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from error
+    return bound

@@ -105,10 +105,17 @@ class Server:
 
         return wrapped
 
+    def _check_model(self, body: JsonObject) -> None:
+        """Refuses a model that is not served here, as vLLM does; a request that names none means the one that is."""
+        model = body.get("model")
+        if model is not None and model != self.backend.name:
+            raise ApiError(404, f"The model `{model}` does not exist.", param="model")
+
     # --- generation ------------------------------------------------------------------------------------------
 
     async def completions(self, request: Request) -> Response:
         body = await read_json(request)
+        self._check_model(body)
         prompts = self._prompts(body.get("prompt"))
         n = _count(body)
         top = body.get("logprobs")
@@ -133,6 +140,7 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         body = await read_json(request)
+        self._check_model(body)
         prompt, prompt_ids = self._render(body)
         n = _count(body)
         top = body.get("top_logprobs")
@@ -251,6 +259,7 @@ class Server:
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_json(request)
+        self._check_model(body)
         if "messages" in body:
             ids = self._render(body)[1]
         elif isinstance(body.get("prompt"), str):
@@ -261,6 +270,7 @@ class Server:
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_json(request)
+        self._check_model(body)
         tokens = body.get("tokens")
         if not isinstance(tokens, list) or not all(type(item) is int for item in tokens):
             raise ApiError(400, "tokens must be a list of token ids.", param="tokens")

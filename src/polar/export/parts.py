@@ -140,7 +140,7 @@ def check_format(file_format: FileFormat) -> None:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
-            raise ConfigError("Parquet needs pyarrow: pip install 'polar-rl[export]', or write --format jsonl") from error
+            raise ConfigError("Parquet needs pyarrow: pip install -e '.[export]' (in Polar's folder), or write --format jsonl") from error
 
 
 def remove_strays(folder: Path, parts: list[Part]) -> None:

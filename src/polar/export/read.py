@@ -64,7 +64,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ConfigError("Parquet needs pyarrow: pip install 'polar-rl[export]'") from error
+        raise ConfigError("Parquet needs pyarrow: pip install -e '.[export]' (in Polar's folder)") from error
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:

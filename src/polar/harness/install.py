@@ -146,7 +146,7 @@ def find_node(minimum: tuple[int, int], *, cache: Path | None = None, progress: 
     if version is not None and version >= minimum:
         return Node(own, version, ())
     raise HarnessError(
-        f"Node.js {minimum[0]}.{minimum[1]} or newer is needed; install it, or: pip install 'polar-rl[node]'. "
+        f"Node.js {minimum[0]}.{minimum[1]} or newer is needed; install it, or: pip install -e '.[node]' (in Polar's folder). "
         f"Found: {', '.join('.'.join(map(str, node.version)) for node in _known_nodes()) or 'none'}"
     )
 
@@ -172,7 +172,9 @@ def _node_with_npm(progress: Progress) -> Node:
     for node in _known_nodes():
         if node.npm:
             return node
-    raise HarnessError("npm is needed to install harnesses, and there is none; install Node.js, or: pip install 'polar-rl[node]'")
+    raise HarnessError(
+        "npm is needed to install harnesses, and there is none; install Node.js, or: pip install -e '.[node]' (in Polar's folder)"
+    )
 
 
 @lru_cache(maxsize=8)

@@ -131,7 +131,7 @@ def _postgres(text: str, busy_timeout_s: float, readers: int) -> tuple[Engine, E
     except ArgumentError as error:
         raise ConfigError(f"the store's URL cannot be read: {error}") from error
     except ModuleNotFoundError as error:
-        raise ConfigError("a PostgreSQL store needs psycopg: pip install -e '.[postgres]'") from error
+        raise ConfigError("a PostgreSQL store needs psycopg: pip install -e '.[postgres]' (in Polar's folder)") from error
     for engine in engines:
         event.listen(engine, "connect", _set_up_postgres(busy_timeout_s))
     try:
