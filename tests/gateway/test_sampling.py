@@ -197,3 +197,40 @@ async def test_b25_a_stop_sequence_reaches_the_engine_and_is_left_out(gateway: O
         assert made.sampling["stop"] == ["</x>"]
         if kind is Anthropic:
             assert turn.stop == "stop_sequence"
+
+
+async def test_a_train_session_samples_without_the_harnesss_seed(gateway: Open) -> None:
+    """With a fixed seed all samples of a group would be the same."""
+    async with gateway(lambda call: "Hi.") as gw:
+        for kind, kept in (("train", False), ("eval", True)):
+            session, client = await gw.session(kind=kind)
+            player = Chat().user("Go.")
+            player.extra = {"seed": 7}
+            await player.turn(client)
+            (made,) = await gw.completions(session)
+            assert ("seed" in made.sampling) == kept
+            assert made.asked["sampling"]["seed"] == 7
+
+
+async def test_the_token_budget_bounds_the_last_answer(gateway: Open) -> None:
+    async with gateway(lambda call: "one two three four five six seven eight nine ten") as gw:
+        session, client = await gw.session(settings={"budgets": {"max_tokens": 4}})
+        turn = await Chat().user("Go.").turn(client)
+        (made,) = await gw.completions(session)
+        assert (turn.stop, len(made.sampled_ids), made.sampling["max_tokens"]) == ("length", 4, 4)
+
+
+async def test_what_no_parser_can_read_is_recorded_all_the_same(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(lambda call: "Hi.") as gw:
+        session, client = await gw.session()
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a fault of the parser")
+
+        monkeypatch.setattr(gw.gateway.models.find("any").path, "read", broken)
+        answer = await client.post("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "Go."}]})
+        assert answer.status == 500
+        (made,) = await gw.completions(session)
+        assert (made.status, made.sampled_ids is not None) == ("aborted", True)
+        assert made.untrainable is not None
+        assert "a fault of the parser" in made.untrainable

@@ -168,7 +168,7 @@ class Call:
     async def _run(self) -> list[Answer]:
         state, served, request = self._state, self._served, self.incoming.request
         plan = await plan_prompt(request, state, served, self._context.store, self._context.renderer)
-        sampled = settle_sampling(plan, request, state.record, self._context.config, served.context)
+        sampled = settle_sampling(plan, request, state.record, self._context.config, served.context, state.tokens_left)
         if plan.prompt_ids is not None:
             self.prompt_tokens = len(plan.prompt_ids)
         async with self._context.gate.call():
@@ -305,7 +305,12 @@ class Call:
                 plan.broken = path.settle(plan, generation, parent)
                 self.prompt_tokens = generation.prompt_tokens or self.prompt_tokens
             ref = self.ref if choice == 0 else pointers.mint(state.record.secret, self.number + choice)
-            reading = path.read(plan, generation, ref)
+            try:
+                reading = path.read(plan, generation, ref)
+            except Exception as error:
+                # sampled tokens are never lost (law 3), not even to a fault of a parser
+                await self._record_aborted(plan, sampled, generation, error, version, choice)
+                raise
             readings.append(reading)
             completions.append(self._completion(plan, sampled, generation, reading, choice, version))
         await self._commit(completions)
@@ -325,11 +330,10 @@ class Call:
     ) -> None:
         """Keeps what an unfinished generation had sampled; its tokens go to the ledger, never to a row."""
         why = str(self._cancelled if isinstance(error, asyncio.CancelledError) else error)
-        if generation.token_ids is not None and len(generation.token_ids):
+        reading = Reading(Answer(Message("assistant"), "stop"), Message("assistant"), turn=b"", loose=b"", tags=frozenset())
+        if generation.token_ids is not None and len(generation.token_ids) and isinstance(error, asyncio.CancelledError | CallError):
             # what the client has seen of it may come back in a history: then the cause is a retry
             reading = self._served.path.read(plan, generation, pointers.mint(self._state.record.secret, self.number + choice))
-        else:
-            reading = Reading(Answer(Message("assistant"), "stop"), Message("assistant"), turn=b"", loose=b"", tags=frozenset())
         completion = self._completion(plan, sampled, generation, reading, choice, version)
         completion.status = "aborted"
         completion.tags |= {"aborted"}

@@ -25,19 +25,27 @@ class Sampled:
     engine: str = ""
 
 
-def settle_sampling(plan: Plan, request: ChatRequest, session: Session, config: GatewayConfig, context: int | None) -> Sampled:
-    """Raises `ContextOverflow` only if the prompt itself leaves no room for a single token."""
+def settle_sampling(
+    plan: Plan, request: ChatRequest, session: Session, config: GatewayConfig, context: int | None, left: int | None = None
+) -> Sampled:
+    """Raises `ContextOverflow` only if the prompt itself leaves no room for a single token. `left` is what the session may still sample.
+
+    A `train` session has no seed: with one, all samples of a group would be the same.
+    """
     sampled = Sampled(request.sampling, asked(request))
     if session.kind == "train":
-        sampled.sampling = replace(sampled.sampling, **forced(session.settings, config.train_sampling).model_dump())
+        sampled.sampling = replace(sampled.sampling, seed=None, **forced(session.settings, config.train_sampling).model_dump())
     if sampled.sampling.temperature == 0:
         sampled.tags.add("greedy")
     if sampled.sampling.logit_bias or request.response_format or request.tool_choice.mode in ("required", "named"):
         sampled.tags.add("constrained")
+    room = left
     if plan.prompt_ids is not None and context is not None:
-        room = context - len(plan.prompt_ids)
-        if room < 1:
+        free = context - len(plan.prompt_ids)
+        if free < 1:
             raise overflow(len(plan.prompt_ids), context)
+        room = free if left is None else min(free, left)
+    if room is not None:
         wanted = sampled.sampling.max_tokens
         if wanted is not None and wanted > room:
             sampled.tags.add("clamped")

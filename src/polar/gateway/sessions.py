@@ -75,6 +75,11 @@ class SessionState:
         elif budgets.max_seconds is not None and now - self.first_call > budgets.max_seconds:
             raise BudgetExceeded(f"this session's {budgets.max_seconds:g} seconds are over (max_seconds)", code="max_seconds")
 
+    @property
+    def tokens_left(self) -> int | None:
+        """What the budget lets the next call sample; `None` without one. At least one: whether a call may be made is `check_budget`'s."""
+        return None if self.budgets.max_tokens is None else max(1, self.budgets.max_tokens - self.tokens)
+
     def recorded(self, completion: Completion) -> None:
         """Takes a durable completion into the history and the counters."""
         sampled = 0 if completion.sampled_ids is None else len(completion.sampled_ids)
