@@ -10,6 +10,7 @@ from trajectory_samples import SESSION, call
 from polar.chat import Message
 from polar.records import Completion, Session
 from polar.trajectory import Forest, PrefixMerging, recipe
+from polar.trajectory.tags import MIXED
 
 
 def with_headers(**headers: str) -> Completion:
@@ -72,3 +73,36 @@ def test_rebuilding_with_another_recipe_changes_roles_without_touching_what_was_
     named = PrefixMerging().build(forest, session(harness="opencode"))
     assert [(line.reason, line.rule) for line in named.ledger] == [("title", "opencode: title generator's system prompt")]
     assert PrefixMerging().build(forest, session(harness="shell")).in_rows == 2
+
+
+def test_a_session_of_several_harnesses_is_mixed_and_each_call_is_tagged_by_its_own_recipe() -> None:
+    title = (Message("system", "You are a title generator."), Message("user", "x"))
+    calls = [
+        call(0, [1], [2], hints={"user-agent": "pi/1.6.0 (linux)"}),
+        call(1, [5], [6], tools=(), messages=title, hints={"user-agent": "opencode/1.18.33"}),
+        call(2, [7], [8], tools=(), messages=title, hints={"user-agent": "codex_exec/0.171.0"}),
+        call(3, [9], [10]),
+    ]
+    known = recipe(session(), calls)
+    assert (known.harness, known.guessed) == (MIXED, True)
+    assert [known.harness_of(each) for each in calls] == ["pi", "opencode", "codex", ""]
+    assert [known.tag(each).role for each in calls] == ["main", "title", "main", "main"]
+    made = PrefixMerging().build(Forest("s", calls), session())
+    assert (made.builder["harness"], made.builder["harness_guessed"]) == ("mixed", True)
+    assert [(row.metadata.get("harness"), row.metadata.get("harness_guessed")) for row in made.traces] == [
+        ("pi", True),
+        ("codex", True),
+        (None, None),
+    ]
+
+
+def test_a_guess_is_called_one_and_a_name_in_the_metadata_is_not() -> None:
+    calls = [call(0, [1], [2]), call(1, [5], [6], hints={"user-agent": "codex_exec/0.171.0"})]
+    guessed, named = recipe(session(), calls), recipe(session(harness="codex"), calls)
+    assert (guessed.harness, guessed.guessed, guessed.harness_of(calls[0])) == ("codex", True, "codex")
+    assert (named.harness, named.guessed) == ("codex", False)
+
+
+def test_a_session_that_calls_its_harness_mixed_is_of_an_unknown_one() -> None:
+    known = recipe(session(harness=MIXED), [call(0, [1], [2], hints={"user-agent": "pi/1.6.0"})])
+    assert (known.rules, known.harness_of(call(0, [1], [2]))) == (False, MIXED)

@@ -27,7 +27,7 @@ _ORIGIN = (
     Column("group_id", "text", "the samples of one task at one policy version"),
     Column("task", "text", "the task's name"),
     Column("repository", "text", "where the task comes from"),
-    Column("harness", "text", "the agent program"),
+    Column("harness", "text", "the agent program; where the session's metadata do not name it, guessed from the calls' headers"),
     Column("role", "text", "main, sub_agent, ...: what the conversation was for"),
     Column("reward", "number", "the outcome as credited to this row; null for none"),
     Column("finish_reason", "text", "how its last answer ended"),

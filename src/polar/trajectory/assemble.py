@@ -96,8 +96,9 @@ class Job:
     def _facts(self, last: Completion) -> JsonObject:
         facts: JsonObject = {name: self.session.metadata[name] for name in _TASK_FACTS if name in self.session.metadata}
         facts |= {"model": last.model, "dialect": last.dialect, "mode": last.mode, "policy_version": last.policy_version}
-        if self.recipe.harness:
-            facts["harness"] = self.recipe.harness
+        harness = self.recipe.harness_of(last)
+        if harness:
+            facts |= {"harness": harness} | ({"harness_guessed": True} if self.recipe.guessed else {})
         return facts
 
 

@@ -73,7 +73,13 @@ class Builder(ABC):
             status="COMPLETED" if sampled else "ERROR",
             error=None if sampled else "the session sampled no token",
             warnings=tuple(_warnings(forest, known)),
-            builder={"strategy": self.name, "options": self.options.to_json(), "harness": known.harness, **rows.facts},
+            builder={
+                "strategy": self.name,
+                "options": self.options.to_json(),
+                "harness": known.harness,
+                "harness_guessed": known.guessed,
+                **rows.facts,
+            },
             metadata=dict(session.metadata),
         )
 

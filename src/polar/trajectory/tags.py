@@ -6,7 +6,7 @@ Tags are computed when rows are built, never stored, so that a better recipe is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polar.harness import Harness, Tag, registered
 from polar.harness.base import hint
@@ -15,6 +15,8 @@ from polar.records import Completion, Session
 Tagger = Callable[[Completion], Tag]
 
 UNKNOWN = Tag("main", "unknown harness: every call is trained")
+MIXED = "mixed"
+"""What a session is said to be of whose calls give several harnesses away."""
 
 _SIGNS: tuple[tuple[str, str, str], ...] = (
     ("x-claude-code-session-id", "", "claude-code"),
@@ -34,26 +36,34 @@ class Recipe:
     """A session's harness as far as it is known, and how it tags."""
 
     harness: str
-    """Empty where it is not known."""
+    """Empty where it is not known; `MIXED` where the calls come from several, each of which is tagged by its own recipe."""
     tag: Tagger
     rules: bool = True
     """Whether it can tell roles apart at all."""
+    guessed: bool = False
+    """Whether `harness` comes from the calls' headers, which any program may send, and not from the session's metadata."""
+
+    def harness_of(self, completion: Completion) -> str:
+        """The harness of one call; empty where it is not known."""
+        return (guess(completion) or "") if self.harness == MIXED and self.guessed else self.harness
 
 
 def recipe(session: Session, completions: Iterable[Completion] = ()) -> Recipe:
-    """The recipe of the harness that `session.metadata["harness"]` names, else of the one that the calls' headers give away.
+    """The recipe of the harness that `session.metadata["harness"]` names, else of those that the calls' headers give away.
 
-    Only as many of `completions` are looked at as it takes. Without any sign, every call is `main`.
+    `completions` are looked at only where the metadata name none. Calls without a sign count to the one harness that the others give
+    away; where these are several, they are `main`, as are all calls of a session without any sign.
     """
     name = session.metadata.get("harness")
     known = registered()
     if isinstance(name, str) and name in known:
         return of(known[name])
     if not isinstance(name, str) or not name:
-        for completion in completions:
-            guessed = guess(completion)
-            if guessed is not None:
-                return of(known[guessed])
+        found = sorted({guessed for completion in completions if (guessed := guess(completion)) is not None})
+        if len(found) == 1:
+            return replace(of(known[found[0]]), guessed=True)
+        if found:
+            return Recipe(MIXED, _each_by_its_own, guessed=True)
     return Recipe(name if isinstance(name, str) else "", _unknown, rules=False)
 
 
@@ -70,6 +80,11 @@ def guess(completion: Completion) -> str | None:
         if value and value.startswith(sign) and name in registered():
             return name
     return None
+
+
+def _each_by_its_own(completion: Completion) -> Tag:
+    guessed = guess(completion)
+    return UNKNOWN if guessed is None else registered()[guessed].tag(completion)
 
 
 def _unknown(_: Completion) -> Tag:
