@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-real lint accept bench docs clean
 
 $(BIN)/polar: pyproject.toml constraints.txt
+	@echo "setting up $(VENV): PyTorch and the rest, some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -14,7 +15,7 @@ $(BIN)/polar: pyproject.toml constraints.txt
 demo: $(BIN)/polar  ## The main job on the embedded default: real harness, bundled model, no GPU.
 	$(BIN)/polar demo
 
-test: $(BIN)/polar  ## The fast tests.
+test: $(BIN)/polar  ## Without real CLIs and engines; some minutes.
 	$(BIN)/pytest -m "not real and not accept"
 
 test-real: $(BIN)/polar  ## Real CLIs, real vLLM, real processes; minutes.
