@@ -16,7 +16,7 @@ demo: $(BIN)/polar  ## The main job on the embedded default: real harness, bundl
 	$(BIN)/polar demo
 
 test: $(BIN)/polar  ## Without real CLIs and engines; some minutes.
-	$(BIN)/pytest -m "not real and not accept"
+	$(BIN)/pytest -m "not real and not accept" -n 2 --dist loadfile
 
 test-real: $(BIN)/polar  ## Real CLIs, real vLLM, real processes; minutes.
 	bash tests/real/install_vllm.sh

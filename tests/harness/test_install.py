@@ -97,7 +97,7 @@ def test_a_node_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pyte
 def test_without_any_node_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_tools(tmp_path, monkeypatch, version="v20.1.0")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(HarnessError, match=r"polar-rl\[node\].*20\.1\.0"):
+    with pytest.raises(HarnessError, match=r"\[node\].*20\.1\.0"):
         find_node((22, 0), cache=tmp_path)
 
 
