@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.engines.base import Engine, EngineInfo
-from polar.engines.pool import FIRST_BACKOFF_S, EnginePool
+from polar.engines.pool import FIRST_BACKOFF_S, FRESH_S, EnginePool
 from polar.errors import ConfigError, EngineUnavailable
 from polar.testing import ScriptedEngine
 
@@ -149,4 +149,16 @@ async def test_a_look_at_health_probes_the_only_engine(caplog: pytest.LogCapture
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert (engine.asked, pool.alive) == (1, True)
+    await pool.aclose()
+
+
+async def test_a_look_at_health_finds_out_that_an_engine_without_calls_has_died() -> None:
+    pool, (engine,), clock = pool_of(1)
+    pool.probe()
+    assert engine.asked == 0, "it was heard of just now"
+    clock.now = FRESH_S
+    pool.probe()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (engine.asked, pool.alive) == (1, False)
     await pool.aclose()

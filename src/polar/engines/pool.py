@@ -2,9 +2,9 @@
 
 Knows nothing of requests. A session is given the engine with the fewest sessions when it is first seen (ties by rendezvous hash),
 and keeps it while that lives, for the sake of its prefix cache. An engine that failed is left alone for a time that doubles with
-each failure; then it is probed (`Engine.info`) in the background, whenever a call or a look at `health` comes by, and taken back
-when it answers. If all are dead the session's own one is tried nevertheless: the caller finds out at once when it is back. An
-engine that dies and one that comes back are both logged.
+each failure; then it is probed (`Engine.info`) in the background, when a call or a look at health comes by, and taken back when it
+answers. A look at health also asks engines that were not heard of for a while. If all are dead the session's own one is tried
+nevertheless: the caller finds out at once when it is back. An engine that dies and one that comes back are both logged.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ log = logging.getLogger("polar.engines")
 
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 60.0
+FRESH_S = 10.0
+"""How long an engine that answered is believed to be alive before a look at health asks it again."""
 MAX_SESSIONS = 100_000
 """How many sessions are remembered; the longest unseen is forgotten first, and finds a new engine if it comes back."""
 
@@ -35,6 +37,7 @@ class _Member:
     sessions: int = 0
     failures: int = 0
     retry_at: float = 0.0
+    heard_at: float = 0.0
     last_error: str | None = None
     policy_version: str | None = None
     probe: asyncio.Task[None] | None = None
@@ -50,7 +53,7 @@ class EnginePool:
     def __init__(self, engines: Sequence[Engine], *, clock: Callable[[], float] = time.monotonic) -> None:
         if not engines:
             raise ConfigError("a model needs at least one engine URL")
-        self._members = [_Member(engine) for engine in engines]
+        self._members = [_Member(engine, heard_at=clock()) for engine in engines]
         self._by_session: OrderedDict[str, _Member] = OrderedDict()
         self._clock = clock
 
@@ -64,7 +67,9 @@ class EnginePool:
     def pick(self, session: str, avoid: Collection[Engine] = ()) -> Engine:
         """The session's engine; another one for good if its own is dead or in `avoid`. Raises `EngineUnavailable` if all are in `avoid`."""
         if len(self._members) > 1:  # one alone is tried by the call itself
-            self.probe()
+            for member in self._members:
+                if not member.alive:
+                    self._maybe_probe(member, member.retry_at)
         usable = [member for member in self._members if member.engine not in avoid]
         if not usable:
             raise EngineUnavailable(
@@ -111,6 +116,7 @@ class EnginePool:
         if not member.alive:
             log.warning("an engine is back", extra={"url": engine.url, "failures": member.failures})
         member.failures = 0
+        member.heard_at = self._clock()
         member.last_error = None
 
     def set_policy_version(self, engine: Engine, version: str | None) -> None:
@@ -143,20 +149,21 @@ class EnginePool:
         return next(member for member in self._members if member.engine is engine)
 
     def probe(self) -> None:
-        """Starts to ask every dead engine whose time has come whether it is back. Returns at once; needs a running event loop."""
+        """For a look at health: starts to ask every dead engine whose time has come whether it is back, and every other one that has not
+        been heard of for `FRESH_S` whether it is still there. Returns at once; needs a running event loop."""
         for member in self._members:
-            self._maybe_probe(member)
+            self._maybe_probe(member, member.heard_at + FRESH_S if member.alive else member.retry_at)
 
-    def _maybe_probe(self, member: _Member) -> None:
-        due = not member.alive and self._clock() >= member.retry_at
-        if due and (member.probe is None or member.probe.done()):
+    def _maybe_probe(self, member: _Member, due: float) -> None:
+        if self._clock() >= due and (member.probe is None or member.probe.done()):
             member.probe = asyncio.get_running_loop().create_task(self._probe(member.engine))
 
     async def _probe(self, engine: Engine) -> None:
         try:
             await engine.info()
         except CallError as error:
-            self.failed(engine, error)
+            if not self._member(engine).alive or isinstance(error, EngineUnavailable):  # a busy one is still there
+                self.failed(engine, error)
         else:
             self.succeeded(engine)
 
