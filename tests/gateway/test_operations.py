@@ -244,6 +244,17 @@ async def test_a_session_and_a_model_s_card_tell_the_context(gateway: Open) -> N
         assert made["context"] == card["max_model_len"] == gw.gateway.default.context > 0
 
 
+async def test_a_model_that_the_engine_does_not_serve_is_refused_at_the_start(tmp_path: Path) -> None:
+    engine = EngineConfig(urls=[], model="nope")
+    gateway = Gateway(
+        GatewayConfig(engines={"default": engine}, store=str(tmp_path / "polar.db")),
+        served={"default": CachedServed("default", engine, [ScriptedEngine([], model="real")])},
+    )
+    with pytest.raises(ConfigError, match=r"engines\.default\.model: .* serves real, not 'nope'"):
+        await gateway.start()
+    await gateway.aclose()
+
+
 async def test_models_go_where_their_patterns_say(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
     engines = {
         name: ScriptedEngine(lambda call, name=name: f"{name}.", tokenizer_dir=qwen3_tokenizer_dir, model=name)
