@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 PROMPT_TOKENS = 30_000
 ANSWER_TOKENS = 300
 TURNS = 10
+PER_TURN = 600
+"""New tokens a turn (a tool's result). System prompt and tools take the rest, as in real CLIs: Claude Code's first request has 89 kB."""
 MODEL = "bench"
 LITELLM_KEY = "sk-bench-" + "0123456789abcdef" * 2
 
@@ -109,9 +111,8 @@ def make_conversation(tokenizer, answer: str) -> Conversation:
         }
         for at in range(12)
     ]
-    per_turn = 1500
-    system = text(PROMPT_TOKENS - TURNS * (per_turn + ANSWER_TOKENS) - 12 * 180)
-    return Conversation(system, [text(per_turn) for _ in range(TURNS)], answer, tools)
+    system = text(PROMPT_TOKENS - TURNS * (PER_TURN + ANSWER_TOKENS) - 12 * 180)
+    return Conversation(system, [text(PER_TURN) for _ in range(TURNS)], answer, tools)
 
 
 # --- a small load client --------------------------------------------------------------------------------------------

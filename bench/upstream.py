@@ -14,7 +14,7 @@ import uvloop
 
 
 TURNS = 10
-PER_TURN = 1_500
+PER_TURN = 600
 
 
 def main() -> None:
