@@ -90,9 +90,12 @@ PATHS = {"anthropic": "/v1/messages", "openai_responses": "/v1/responses", "open
 
 def make_conversation(tokenizer, answer: str) -> Conversation:
     random.seed(7)
-    words = (
-        "the file of path read write test line error value return function module import class where stack trace commit patch fails"
-    ).split()
+    words = []
+    for line in (
+        "the file of path read write test line error value return function module",
+        "import class where stack trace commit patch fails",
+    ):
+        words += line.split()
 
     def text(tokens: int) -> str:
         lines = []
@@ -504,7 +507,7 @@ def main() -> None:
                     if proxy.name == "polar tokens":
                         calm, busy = interference(proxy, conversation, 2)
                         print(
-                            f"  other calls' p99 while 16 sessions make their first call: {busy:.1f} ms, quiet {calm:.1f}: +{busy - calm:.1f} ms"
+                            f"  others' p99 while 16 sessions make their first call: {busy:.1f} ms, quiet {calm:.1f}: +{busy - calm:.1f} ms"
                         )
                     print(f"  memory of {proxy.name}: {proxy.memory_mb():.0f} MB")
                 finally:

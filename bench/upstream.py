@@ -12,7 +12,6 @@ import json
 import httptools
 import uvloop
 
-
 TURNS = 10
 PER_TURN = 600
 
