@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from pydantic import ValidationError
+
 from polar.chat import ChatRequest, JsonObject, Sampling
 from polar.errors import ContextOverflow, InvalidRequest
-from polar.gateway.config import GatewayConfig, TrainSampling
+from polar.gateway.config import GatewayConfig, TrainSampling, problems
 from polar.records import Session
 from polar.tokens.plan import Plan
 
@@ -60,8 +62,10 @@ def forced(settings: JsonObject, default: TrainSampling) -> TrainSampling:
         return default
     try:
         return TrainSampling.model_validate({**default.model_dump(), **wanted})
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"settings.sampling: {error}", param="settings.sampling") from error
+    except ValidationError as error:
+        raise InvalidRequest(f"settings.sampling: {problems(error)}", param="settings.sampling") from error
+    except TypeError as error:
+        raise InvalidRequest("settings.sampling must be an object", param="settings.sampling") from error
 
 
 def asked(request: ChatRequest) -> JsonObject:

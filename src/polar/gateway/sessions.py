@@ -14,9 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from polar.chat import JsonObject
 from polar.errors import BudgetExceeded, CallError, InvalidRequest, SessionClosed, Unauthenticated
-from polar.gateway.config import Budgets, GatewayConfig
+from polar.gateway.config import Budgets, GatewayConfig, problems
 from polar.gateway.sampling import forced
 from polar.records import Completion, Head, Session, SessionKind
 from polar.store.base import Store
@@ -249,5 +251,5 @@ def _budgets(settings: JsonObject, default: Budgets) -> Budgets:
         raise InvalidRequest("budgets must be an object with max_turns, max_tokens, max_seconds", param="settings.budgets")
     try:
         return Budgets.model_validate({**default.model_dump(), **wanted})
-    except ValueError as error:
-        raise InvalidRequest(f"settings.budgets: {error}", param="settings.budgets") from error
+    except ValidationError as error:
+        raise InvalidRequest(f"settings.budgets: {problems(error)}", param="settings.budgets") from error
