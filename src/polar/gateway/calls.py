@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, Sampling, deltas
-from polar.engines.base import Engine, Generation, MessagesRequest, TokensRequest
+from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, deltas
+from polar.engines.base import Engine, Generation
 from polar.errors import CallError, ContextOverflow, EngineUnavailable
+from polar.gateway.asking import messages_request, tokens_request
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gate import Gate
 from polar.gateway.metrics import Metrics
@@ -224,9 +225,9 @@ class Call:
 
     async def _ask(self, engine: Engine, plan: Plan, sampled: Sampled) -> list[Generation]:
         if plan.mode == "tokens":
-            return await engine.generate(self._tokens_request(plan, sampled))
+            return await engine.generate(tokens_request(plan, sampled.sampling, self._served, self._state.record.id))
         try:
-            return await engine.chat(self._messages_request(plan, sampled.sampling))
+            return await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))
         except ContextOverflow as error:
             room = error.limit - error.prompt_tokens if error.limit and error.prompt_tokens else 0
             asked = sampled.sampling.max_tokens
@@ -234,7 +235,7 @@ class Call:
                 raise
             sampled.sampling = replace(sampled.sampling, max_tokens=room)
             sampled.tags.add("clamped")
-            return await engine.chat(self._messages_request(plan, sampled.sampling))
+            return await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))
 
     async def _stream(self, plan: Plan, sampled: Sampled, reader: LiveReader, version: str | None) -> Generation:
         """A live generation, on another engine if the session's own one is dead before its first token."""
@@ -258,7 +259,7 @@ class Call:
         logprobs: list[float] = []
         generation = Generation(plan.prompt_ids, None, None, "abort", prompt_tokens=self.prompt_tokens)
         try:
-            async with aclosing(engine.stream(self._tokens_request(plan, sampled))) as chunks:
+            async with aclosing(engine.stream(tokens_request(plan, sampled.sampling, self._served, self._state.record.id))) as chunks:
                 async for chunk in chunks:
                     ids += chunk.token_ids
                     logprobs += chunk.logprobs
@@ -388,36 +389,3 @@ class Call:
         )
         completion.untrainable = generation.untrainable or self._served.untrainable(completion)
         return completion
-
-    # --- what the engine is asked ------------------------------------------------------------------------------
-
-    def _tokens_request(self, plan: Plan, sampled: Sampled) -> TokensRequest:
-        assert plan.prompt_ids is not None
-        request = self.incoming.request
-        return TokensRequest(
-            model=self._served.model,
-            prompt_ids=plan.prompt_ids,
-            sampling=sampled.sampling,
-            stop_token_ids=self._served.path.stop_token_ids,
-            response_format=request.response_format,
-            top_logprobs=request.top_logprobs,
-            n=request.n,
-            session=self._state.record.id,
-        )
-
-    def _messages_request(self, plan: Plan, sampling: Sampling) -> MessagesRequest:
-        request = plan.request
-        return MessagesRequest(
-            model=self._served.model,
-            messages=request.messages,
-            tools=request.tools,
-            tool_choice=request.tool_choice,
-            sampling=sampling,
-            parallel_tool_calls=request.parallel_tool_calls,
-            thinking=request.thinking,
-            effort=request.effort,
-            response_format=request.response_format,
-            top_logprobs=request.top_logprobs,
-            n=request.n,
-            session=self._state.record.id,
-        )
