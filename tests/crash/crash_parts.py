@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import select
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class GatewayProcess:
         served = {"urls": [engine], "tokenizer": str(tokenizer_dir), "renderer": "qwen3", "mode": "tokens"}
         config = {"engines": {"default": served}, "store": str(store), "port": 0, "admin_port": 0, "admin_token": TOKEN, "check": False}
         command = [*prefix, sys.executable, CHILD, json.dumps({**config, "shutdown_s": 2.0, **settings})]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], 60)
         line = self.process.stdout.readline() if readable else ""
@@ -70,17 +71,18 @@ class GatewayProcess:
         return self.process.pid
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+        """The whole group: behind a tracer the gateway is a grandchild, which would outlive it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(20)
 
     def stop(self) -> None:
         """Ends it gracefully, if it still runs."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        self.kill()
         if self.process.stdout is not None:
             self.process.stdout.close()
 
