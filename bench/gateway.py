@@ -413,12 +413,16 @@ def interference(proxy: Proxy, conversation: Conversation, calls: int) -> tuple[
         stop.set()
         return await task
 
+    waves = [
+        [conversation.body("openai_chat", TURNS, salt=f" {wave} {number}", model=proxy.model) for number in range(16)]
+        for wave in range(calls)
+    ]
+
     async def busy() -> list[float]:
         stop = asyncio.Event()
         task = asyncio.create_task(probe(stop))
-        for at in range(calls):
+        for bodies in waves:
             keys_now = [await asyncio.to_thread(proxy.session) for _ in range(16)]
-            bodies = [conversation.body("openai_chat", TURNS, salt=f" {at} {number}", model=proxy.model) for number in range(16)]
             timing = await load(proxy.port, PATHS["openai_chat"], bodies, keys_now, 16)
             if timing.failures:
                 raise RuntimeError(timing.failures[0])

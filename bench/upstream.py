@@ -42,7 +42,8 @@ class Canned:
             {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
             for piece, value in zip(texts, logprobs, strict=True)
         ]
-        self.models = plain({"object": "list", "data": [{"id": spec["model"], "object": "model", "max_model_len": 131072}]})
+        names = [spec["model"], spec["model"] + "-c10"]
+        self.models = plain({"object": "list", "data": [{"id": name, "object": "model", "max_model_len": 131072} for name in names]})
         self.version = plain({"version": "0.32.0"})
         self.completion = plain(
             {

@@ -316,10 +316,15 @@ class _Statement(Work):
         return self.run(connection)
 
 
+HEAVY_IDS = 4096
+"""Prompt ids without a parent to delta against that make an append heavy."""
+
+
 class _Append(Work):
     def __init__(self, store: SqlStore, given: Sequence[Completion]) -> None:
         self.store = store
         self.given = given
+        self.heavy = any(one.parent is None and one.prompt_ids is not None and len(one.prompt_ids) > HEAVY_IDS for one in given)
         self.encoded: list[Encoded] = []
 
     def encode(self, connection: Connection, pending: dict[Key, tuple[Completion, int]]) -> None:

@@ -2,7 +2,8 @@
 
 Works are taken in the order of their submission. Everything that waits when the thread becomes free goes into one transaction, so the
 more writers there are, the fewer syncs each of them costs; a lone writer never waits for company. A work's future resolves after
-the commit has returned, that is after the sync (law 4).
+the commit has returned, that is after the sync (law 4). Heavy works (first turns with long prompts) let lighter ones go first and are
+committed a few at a time, so that nobody's small write waits for the packing of many.
 
 When the database itself fails (full, locked for longer than its busy time, unreachable), every work of the batch fails with
 `StoreError`, `trouble` says why, and the connection is made anew. While there is trouble the thread tries a small write once a second, so
@@ -16,6 +17,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -30,14 +32,17 @@ BATCH = 256
 """Works in one transaction at most."""
 PROBE_S = 1.0
 """Between two tries of a store in trouble."""
+HEAVY_BATCH = 2
+"""Heavy works in one transaction at most."""
 LINGER_S = 1.0
 """For how long a write that nobody waits for may look for company."""
 
 
 class Work(ABC):
-    """Something to write. `urgent` works have a caller who waits."""
+    """Something to write. `urgent` works have a caller who waits; `heavy` ones take milliseconds to pack."""
 
     urgent = True
+    heavy = False
 
     @abstractmethod
     def write(self, connection: Connection) -> Any:
@@ -111,17 +116,22 @@ class Writer:
 
     def _run(self) -> None:
         more = True
-        while more:
-            jobs, more = self._take()
-            if jobs:
-                self._write(jobs)
-            elif more:
+        heavy: deque[Job] = deque()
+        while more or heavy:
+            jobs, more = self._take(wait=not heavy) if more else ([], False)
+            heavy.extend(job for job in jobs if job.work.heavy)
+            light = [job for job in jobs if not job.work.heavy]
+            if light:
+                self._write(light)
+            if heavy:
+                self._write([heavy.popleft() for _ in range(min(HEAVY_BATCH, len(heavy)))])
+            elif not light and more:
                 self._try_again()
 
-    def _take(self) -> tuple[list[Job], bool]:
-        """The next batch, and whether there will be another. Empty: a store in trouble is due for a try."""
+    def _take(self, *, wait: bool) -> tuple[list[Job], bool]:
+        """The next batch, and whether there will be another. Empty, after waiting: a store in trouble is due for a try."""
         jobs: list[Job] = []
-        until: float | None = time.monotonic() + PROBE_S if self.trouble else None
+        until: float | None = time.monotonic() + (PROBE_S if wait else 0.0) if self.trouble or not wait else None
         urgent = False
         while len(jobs) < BATCH:
             try:
