@@ -180,7 +180,7 @@ class ModelApi:
             case Operation.COUNT:
                 chat = await self._parse(request, receive, state)
                 context = self._context
-                tokens = await count_prompt(chat, state, self._models.find(chat.model), context.store, context.renderer)
+                tokens = await count_prompt(chat, state, self._models.find(chat.model), context.store, context.renderer, context.turnstile)
                 await reply.json(200, request.dialect.count(tokens, chat))
             case _:
                 await self._generate(request, receive, reply, state)
@@ -199,8 +199,10 @@ class ModelApi:
     async def _generate(self, request: Request, receive: Receive, reply: Responder, state: SessionState) -> None:
         assert request.route is not None
         raw = await self._raw(request, receive)
-        chat = await self._stored.resolved(state, request.dialect.parse(parse_json(raw), request.route))
-        digest = digest_of(request.dialect, request.route, raw)
+        async with self._context.turnstile.step(len(raw)):
+            parsed = request.dialect.parse(parse_json(raw), request.route)
+            digest = digest_of(request.dialect, request.route, raw)
+        chat = await self._stored.resolved(state, parsed)
         state = await self._sessions.get(request.key)  # once more: while the body came, it may have ended, or been dropped from memory
         call = next((call for call in state.calls.get(digest, ()) if call.adopt()), None)
         if call is None:

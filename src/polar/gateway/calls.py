@@ -29,6 +29,7 @@ from polar.gateway.planning import plan_prompt
 from polar.gateway.sampling import Sampled, settle_sampling
 from polar.gateway.served import Served
 from polar.gateway.sessions import SessionState
+from polar.gateway.turnstile import Turnstile
 from polar.records import Completion
 from polar.store.base import Store
 from polar.tokens import pointers
@@ -48,6 +49,7 @@ class Context:
     metrics: Metrics
     renderer: Executor
     """One thread: several would fight the event loop for the interpreter lock, and renders are CPU only."""
+    turnstile: Turnstile = field(default_factory=Turnstile)
     clock: Callable[[], float] = time.time
 
 
@@ -168,7 +170,7 @@ class Call:
 
     async def _run(self) -> list[Answer]:
         state, served, request = self._state, self._served, self.incoming.request
-        plan = await plan_prompt(request, state, served, self._context.store, self._context.renderer)
+        plan = await plan_prompt(request, state, served, self._context.store, self._context.renderer, self._context.turnstile)
         sampled = settle_sampling(plan, request, state.record, self._context.config, served.context, state.tokens_left)
         if plan.prompt_ids is not None:
             self.prompt_tokens = len(plan.prompt_ids)

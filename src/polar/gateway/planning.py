@@ -13,6 +13,7 @@ from polar.chat import ChatRequest, Message
 from polar.errors import ContextOverflow
 from polar.gateway.served import Served
 from polar.gateway.sessions import SessionState
+from polar.gateway.turnstile import Turnstile
 from polar.store.base import Store
 from polar.tokens import fingerprint
 from polar.tokens.plan import Plan
@@ -21,12 +22,15 @@ LONG_RENDER_CHARS = 16_000
 """Requests whose unmatched part is longer than this, arguments and tools included, are rendered off the event loop."""
 
 
-async def plan_prompt(request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor) -> Plan:
+async def plan_prompt(
+    request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor, turnstile: Turnstile
+) -> Plan:
     """What a call of `request` sends to the engine. Changes nothing. Raises `ContextOverflow` where the prompt alone is too long."""
     path = served.path
     request = path.normalise(request, state.record.secret)
     mode = await served.mode_for(request)
-    keys = path.keys(request)
+    async with turnstile.step(sum(map(_size, request.messages))):
+        keys = path.keys(request)
     match = state.history.match(keys, request, secret=state.record.secret)
     parent = None
     if match.parent is not None:
@@ -46,10 +50,12 @@ def _size(message: Message) -> int:
     return len(message.text) + len(message.reasoning) + sum(len(call.arguments) for call in message.tool_calls)
 
 
-async def count_prompt(request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor) -> int:
+async def count_prompt(
+    request: ChatRequest, state: SessionState, served: Served, store: Store, renderer: Executor, turnstile: Turnstile
+) -> int:
     """Prompt tokens of a request, never a generation. A prompt over the context has a count like any other."""
     try:
-        plan = await plan_prompt(request, state, served, store, renderer)
+        plan = await plan_prompt(request, state, served, store, renderer, turnstile)
     except ContextOverflow as error:
         if error.prompt_tokens is None:
             raise
