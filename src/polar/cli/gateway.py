@@ -69,6 +69,7 @@ def gateway(
         override(settings, "engines", {name: of_engine})
     override(settings, "budgets", given(max_turns=max_turns, max_tokens=max_tokens))
     settings.update(given(host=host, port=port, store=store, stream=stream, workers=workers, check=check))
+    settings.setdefault("render_process", True)
     parsed = parse_config(settings)
     progress = partial(say, style="dim")
     if worker is not None:

@@ -84,6 +84,8 @@ class GatewayConfig(_Strict):
     """Port of the model API; 0 takes a free one."""
     admin_port: int | None = Field(default=None, ge=0, le=65535)
     """`None`: `port` + 1. Control routes exist on this listener only, and on loopback only."""
+    render_process: bool = False
+    """Whether long prompts are rendered in a process of their own, which keeps other calls quick (`polar gateway` switches it on)."""
     workers: int = Field(default=1, ge=1, le=256)
     """Processes; each session lives in one of them, told by its key."""
     public_url: str | None = None

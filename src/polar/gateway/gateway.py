@@ -71,12 +71,12 @@ class Gateway:
         """Starts and checks every engine. Raises `ConfigError` where a demanded mode is not possible."""
         for served in self.models.all:
             progress(f"checking engine {served.name} at {', '.join(engine.url for engine in served.pool.engines)}")
-            await served.start(checked=self.config.check)
+            await served.start(checked=self.config.check, render_process=self.config.render_process)
 
     async def recheck(self) -> None:
         """Checks all engines again, after they were restarted or changed."""
         for served in self.models.all:
-            await served.start(checked=self.config.check)
+            await served.start(checked=self.config.check, render_process=self.config.render_process)
 
     async def aclose(self) -> None:
         """Refuses new calls, waits for those in flight, then closes engines and store. What is left is recorded as aborted."""

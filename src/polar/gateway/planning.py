@@ -40,6 +40,10 @@ async def plan_prompt(
     if afresh:
         size += sum(len(tool.description or "") + len(fingerprint.canonical_value(tool.parameters)) for tool in request.tools)
     if size > LONG_RENDER_CHARS:
+        if served.renders is not None:
+            plan = await served.renders.assemble(request, keys, match, parent, mode)
+            if plan is not None:
+                return plan
         render = partial(path.assemble, request, keys, match, parent, mode=mode)
         return await asyncio.get_running_loop().run_in_executor(renderer, render)
     return path.assemble(request, keys, match, parent, mode=mode)

@@ -10,6 +10,7 @@ import fnmatch
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from polar import __version__
@@ -21,6 +22,7 @@ from polar.engines.http import HttpEngine
 from polar.engines.pool import EnginePool
 from polar.errors import ConfigError, EngineError, EngineUnavailable, NotFound
 from polar.gateway.config import EngineConfig
+from polar.gateway.renders import PathSpec, RenderProcess
 from polar.records import Completion
 from polar.tokens import fingerprint
 from polar.tokens.path import TokenPath
@@ -47,6 +49,7 @@ class Served:
         self.name = name
         self.config = config
         self.pool = EnginePool(list(engines))
+        self.renders: RenderProcess | None = None
         self.path: TokenPath
         """Set by `start`."""
         self.model = config.model or ""
@@ -63,7 +66,7 @@ class Served:
     def context(self) -> int | None:
         return self.info.context
 
-    async def start(self, *, checked: bool) -> None:
+    async def start(self, *, checked: bool, render_process: bool = False) -> None:
         """Asks the engine what it serves, loads the tokenizer, chooses the mode and checks that all of it is true."""
         engine = self.pool.engines[0]
         self.info = await self._first_info()
@@ -77,6 +80,8 @@ class Served:
         self._choose_mode(engine)
         if checked:
             await self._check()
+        if render_process:
+            self._start_renders()
         self.provenance = {"polar": __version__, "engine": self.config.kind, "engine_version": self.info.version, **self.path.provenance}
 
     async def _first_info(self) -> EngineInfo:
@@ -118,17 +123,19 @@ class Served:
                 self.mode_reason = "the model has a renderer and the engine takes ids" if self.config.mode == "auto" else "configured"
 
     def _make_path(self, mode: Mode) -> TokenPath:
+        return TokenPath(self.tokenizer, **self._path_settings(mode))
+
+    def _path_settings(self, mode: Mode) -> dict[str, Any]:
         config = self.config
-        return TokenPath(
-            self.tokenizer,
-            model=self.model,
-            renderer=config.renderer if mode == "tokens" else None,
-            mode=mode,
-            thinking_retention=config.thinking_retention,
-            bridging=config.bridging,
-            text_only=config.text_only,
-            context=self.info.context,
-        )
+        return {
+            "model": self.model,
+            "renderer": config.renderer if mode == "tokens" else None,
+            "mode": mode,
+            "thinking_retention": config.thinking_retention,
+            "bridging": config.bridging,
+            "text_only": config.text_only,
+            "context": self.info.context,
+        }
 
     def _use_messages(self, why: str) -> None:
         self.path = self._make_path("messages")
@@ -220,7 +227,15 @@ class Served:
             "provenance": self.provenance,
         }
 
+    def _start_renders(self) -> None:
+        """A process for long renders, where the tokenizer can be loaded there as here."""
+        source = self.config.tokenizer or self.info.root
+        if self.renders is None and self.mode == "tokens" and source is not None:
+            self.renders = RenderProcess(PathSpec(source, tuple(self._path_settings("tokens").items())))
+
     async def aclose(self) -> None:
+        if self.renders is not None:
+            self.renders.close()
         await self.pool.aclose()
 
 
