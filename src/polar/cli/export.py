@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -114,7 +115,14 @@ def export(
         finally:
             await opened.aclose()
 
-    show(asyncio.run(run()), folder)
+    made_here = not folder.exists()
+    facts = asyncio.run(run())
+    show(facts, folder)
+    if not facts["rows"]["written"]:
+        if made_here:  # an export of nothing shall not stand in the way of the next
+            shutil.rmtree(folder)
+        why = "the reasons stand above" if facts["sessions"]["seen"] else "the store has no session that was asked for"
+        raise ConfigError(f"nothing was exported; {why}")
 
 
 def stored(given: str | None) -> tuple[Store, str]:
@@ -141,9 +149,8 @@ def show(facts: JsonObject, folder: Path) -> None:
         f" = {tokens['sampled']:,} sampled",
         highlight=False,
     )
-    out.print(f"{folder}: README.md (data card), manifest.json, data/", highlight=False, soft_wrap=True)
-    if not facts["rows"]["written"]:
-        raise ConfigError("nothing was exported; the reasons stand above")
+    if facts["rows"]["written"]:
+        out.print(f"{folder}: README.md (data card), manifest.json, data/", highlight=False, soft_wrap=True)
 
 
 def builder_options(given: list[str] | None) -> dict[str, Any]:

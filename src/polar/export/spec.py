@@ -80,7 +80,7 @@ class Spec:
             raise ConfigError("--split-by split takes the task set's own splits: it goes without --split")
         for path in (self.known_splits, self.labels):
             if path is not None and not Path(path).is_file():
-                raise ConfigError(f"{path} does not exist")
+                raise ConfigError(f"{path} is not a file" if Path(path).exists() else f"{path} does not exist")
 
     @property
     def is_split(self) -> bool:
