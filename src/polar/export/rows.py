@@ -111,7 +111,8 @@ def _rl_line(trace: Trace, origin: JsonObject, prompt: bytes) -> Row:
 
 def _chat(trace: Trace, origin: JsonObject, prompt: bytes) -> Row:
     trained = trace.trained_messages
-    if not any(trained):
+    missing = any(span.message is None and trace.mask[span.start : span.end].any() for span in trace.spans)
+    if missing or not any(trained):
         raise Unfit("its trained answers are not among its messages")
     messages = []
     for message, weight in zip(trace.messages, trained, strict=True):

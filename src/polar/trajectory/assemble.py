@@ -86,7 +86,7 @@ class Job:
             tags=frozenset(tags),
             messages=messages,
             tools=tuple(plain_tool(tool) for tool in last.tools),
-            group_id=_text(metadata.get("group_id") or metadata.get("task_id")),
+            group_id=_text(metadata.get("group_id")) or _text(metadata.get("task_id")),
             rollout_id=_text(metadata.get("rollout_id")) or self.session.id,
             faithful=faithful,
             cut=cut,

@@ -40,6 +40,14 @@ def validate(row: Any, *, vocabulary: int | None = None, tokenizer: Codec | None
 
     `vocabulary` is the number of ids of the model. With a `tokenizer`, the sampled runs must decode to the text of their messages.
     """
+    try:
+        return _validate(row, vocabulary, tokenizer)
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        # a value that no check foresaw, deep inside the row
+        return [Problem("row", f"{type(error).__name__}: {error}")]
+
+
+def _validate(row: Any, vocabulary: int | None, tokenizer: Codec | None) -> list[Problem]:
     if not isinstance(row, Mapping):
         return [Problem("type", f"a row is a JSON object, not {type(row).__name__}")]
     found = list(_fields(row))
