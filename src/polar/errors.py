@@ -18,6 +18,10 @@ PolarError
 │       ├── EngineUnavailable   no connection, or it went away in the middle           502
 │       └── EngineTimeout       no answer in time                                      504
 ├── HarnessError                a CLI could not be installed, configured or run
+├── SandboxError                a runtime could not be started, or stopped answering: infrastructure
+├── UnsafePath                  an archive or a path would leave its folder; what an agent left there, not a fault of the runtime
+├── EvaluatorError              the evaluator itself failed: no reward, which is not a reward of zero: infrastructure
+├── RolloutError                the rollout service refuses a request, or its client could not reach it
 └── NotTrainable                ids or log-probabilities are missing or wrong; says where
 """
 
@@ -51,6 +55,28 @@ class ConfigError(PolarError):
 
 class HarnessError(PolarError):
     pass
+
+
+class SandboxError(PolarError):
+    pass
+
+
+class UnsafePath(PolarError):
+    pass
+
+
+class EvaluatorError(PolarError):
+    """There is no reward, which is not the same as a reward of zero."""
+
+
+class RolloutError(PolarError):
+    """`code` is stable, for programs; `status` the HTTP status it travels with (0: the service could not be reached)."""
+
+    def __init__(self, message: str, *, code: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
 
 
 class NotTrainable(PolarError):

@@ -3,6 +3,7 @@
 `harbor` reads Harbor folders and grades them; `files` makes the small file tasks that are bundled.
 """
 
-from polar.tasks.harbor import EvaluatorError, Grade, Task, bundled, grade, load, load_all, prepare, solve
+from polar.errors import EvaluatorError
+from polar.tasks.harbor import Grade, Task, bundled, grade, load, load_all, prepare, solve
 
 __all__ = ["EvaluatorError", "Grade", "Task", "bundled", "grade", "load", "load_all", "prepare", "solve"]

@@ -17,14 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from polar.errors import ConfigError, PolarError
+from polar.errors import ConfigError, EvaluatorError
 
 Split = Literal["train", "held_out"]
 BUNDLED = Path(__file__).parent / "bundled"
-
-
-class EvaluatorError(PolarError):
-    """The verifier itself failed: there is no reward, which is not the same as a reward of zero."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The rollout service: tasks in, rewarded groups out, whatever crashes in between."""
