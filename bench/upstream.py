@@ -1,6 +1,8 @@
 """A canned inference server for the benchmarks: vLLM's wire, the same answer every time, next to no CPU of its own.
 
-Reads `--spec FILE` (JSON: model, prompt_ids, token_ids, texts, logprobs) once and answers from bytes made at start.
+Reads `--spec FILE` (JSON: model, prompt_ids, token_ids, texts, logprobs) once and answers from bytes made at start. A stream's events
+leave one by one, `--pace-ms` apart, as an engine's do; with 0 the whole stream is one write, which no engine makes: a proxy then handles
+hundreds of events in one go.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Iterator
 
 import httptools
 import uvloop
@@ -20,10 +23,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--spec", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--pace-ms", type=float, default=0.0, help="between two events of a stream")
     args = parser.parse_args()
     with open(args.spec) as file:
         spec = json.load(file)
-    uvloop.run(serve(Canned(spec), args.port))
+    uvloop.run(serve(Canned(spec), args.port, args.pace_ms / 1000))
 
 
 class Canned:
@@ -171,7 +175,8 @@ class Canned:
             lines.append(b"event: " + event["type"].encode() + b"\ndata: " + data + b"\n\n")
         return lines
 
-    def answer(self, path: str, body: bytes) -> bytes:
+    def answer(self, path: str, body: bytes) -> bytes | list[bytes]:
+        """A whole answer, or the pieces of a stream."""
         if path == "/v1/models":
             return self.models
         if path == "/version":
@@ -191,14 +196,17 @@ def plain(value: dict) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
 
 
-def chunked(lines: list[bytes]) -> bytes:
-    body = b"".join(b"%x\r\n" % len(line) + line + b"\r\n" for line in lines)
-    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+def chunked(lines: list[bytes]) -> list[bytes]:
+    """One piece an event; usage and `[DONE]` come with the last one, as from an engine that has nothing left to compute."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    pieces = [b"%x\r\n" % len(line) + line + b"\r\n" for line in lines]
+    return [head + pieces[0], *pieces[1:-3], b"".join(pieces[-3:]) + b"0\r\n\r\n"]
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, canned: Canned) -> None:
+    def __init__(self, canned: Canned, pace_s: float) -> None:
         self.canned = canned
+        self.pace_s = pace_s
         self.parser = httptools.HttpRequestParser(self)
         self.path = ""
         self.body: list[bytes] = []
@@ -222,12 +230,24 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body = b"".join(self.body)
         self.body = []
-        self.transport.write(self.canned.answer(self.path, body))
+        answer = self.canned.answer(self.path, body)
+        if isinstance(answer, bytes):
+            self.transport.write(answer)
+        elif self.pace_s:
+            self._next(iter(answer))
+        else:
+            self.transport.write(b"".join(answer))
+
+    def _next(self, pieces: Iterator[bytes]) -> None:
+        piece = next(pieces, None)
+        if piece is not None and not self.transport.is_closing():
+            self.transport.write(piece)
+            asyncio.get_running_loop().call_later(self.pace_s, self._next, pieces)
 
 
-async def serve(canned: Canned, port: int) -> None:
+async def serve(canned: Canned, port: int, pace_s: float) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(canned), "127.0.0.1", port, backlog=1024)
+    server = await loop.create_server(lambda: Connection(canned, pace_s), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 

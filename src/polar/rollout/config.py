@@ -43,8 +43,8 @@ class RolloutConfig(_Strict):
     token: str | None = None
     """Bearer token of the API; `None`: one is generated and kept in the state directory, readable by its owner only."""
     compat_open: bool = False
-    """A second listener, on loopback only, that asks for no token: the reference's clients send none. No sandbox can reach it, so `local` and
-    `network: host` sandboxes are refused while it is on."""
+    """A second listener, on loopback only, that asks for no token: the reference's clients send none. No sandbox can reach it, so
+    `local` and `network: host` sandboxes are refused while it is on."""
     compat_port: int = Field(default=8079, ge=0, le=65535)
     dispatch_poll_interval_seconds: float = Field(default=1.0, gt=0)
     callback_grace_seconds: float = Field(default=120.0, gt=0)
@@ -97,7 +97,7 @@ class NodeConfig(_Strict):
     max_ready: int | None = Field(default=None, ge=0)
     """Prepared sandboxes that wait for a run worker; `None`: as many as run workers."""
     max_queue: int | None = Field(default=None, ge=0)
-    """Sessions accepted and not yet begun; `None`: twice the init workers. Beyond it dispatches are refused with 503, and wait at the service."""
+    """Sessions accepted and not yet begun; `None`: twice the init workers. Beyond it dispatches are refused (503) and wait at the service."""
     default_runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
     work_dir: str | None = None
     """Sandboxes, leases, undelivered results; `None`: `nodes/<id>` in the state directory."""
