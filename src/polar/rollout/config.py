@@ -97,7 +97,7 @@ class NodeConfig(_Strict):
     max_ready: int | None = Field(default=None, ge=0)
     """Prepared sandboxes that wait for a run worker; `None`: as many as run workers."""
     max_queue: int | None = Field(default=None, ge=0)
-    """Sessions accepted and not yet begun; `None`: twice the init workers. Beyond it dispatches are refused (503) and wait at the service."""
+    """Sessions accepted and not yet begun; `None`: twice the init workers. Beyond it dispatches are refused, and wait at the service."""
     default_runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
     work_dir: str | None = None
     """Sandboxes, leases, undelivered results; `None`: `nodes/<id>` in the state directory."""
