@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from polar import __version__
+from polar.cli.config import app as config_app
 from polar.cli.demo import demo
 from polar.cli.drift import drift
 from polar.cli.engine import engine
@@ -31,6 +32,7 @@ app.command()(export)
 app.add_typer(session_app, name="session")
 app.add_typer(harness_app, name="harness")
 app.add_typer(trace_app, name="trace")
+app.add_typer(config_app, name="config")
 
 
 @app.callback(invoke_without_command=True)
