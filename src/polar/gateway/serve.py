@@ -74,7 +74,7 @@ async def serving(gateway: Gateway, *, progress: Callable[[str], None] = lambda 
     try:
         await gateway.start(progress)
         for server, sock in zip(servers, (model_socket, control_socket), strict=True):
-            tasks.append(asyncio.create_task(_run(server, sock)))
+            tasks.append(asyncio.create_task(run_server(server, sock)))
         while not all(server.started for server in servers):
             await asyncio.sleep(0.01)
             for task in tasks:
@@ -90,7 +90,7 @@ async def serving(gateway: Gateway, *, progress: Callable[[str], None] = lambda 
             sock.close()
 
 
-async def _run(server: uvicorn.Server, sock: socket.socket) -> None:
+async def run_server(server: uvicorn.Server, sock: socket.socket) -> None:
     """`Server.serve` without its signal handlers: this process may hold several servers."""
     server.lifespan = server.config.lifespan_class(server.config)
     await server.startup(sockets=[sock])
