@@ -157,7 +157,12 @@ class Call:
     def _done(self, task: asyncio.Task[list[Answer]]) -> None:
         self.finished = True
         self._changed.set()
-        if task.cancelled() or task.exception() is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._state.refusals.add(error)
+        elif not task.cancelled():
+            self._state.refusals.last = None
+        if task.cancelled() or error is not None:
             self._forget()
 
     def _outcome(self) -> list[Answer]:

@@ -12,12 +12,23 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from polar.chat import JsonObject
-from polar.errors import BudgetExceeded, CallError, InvalidRequest, SessionClosed, Unauthenticated
+from polar.errors import (
+    BudgetExceeded,
+    CallError,
+    ContextOverflow,
+    EngineError,
+    EngineRejected,
+    InvalidRequest,
+    SessionClosed,
+    StoreError,
+    Unauthenticated,
+)
 from polar.gateway.config import Budgets, GatewayConfig, problems
 from polar.gateway.sampling import forced
 from polar.records import Completion, Head, Session, SessionKind
@@ -36,6 +47,45 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call was refused: `boundary` is `engine`, `store`, `context_overflow`, `budget`, or the error's own kind."""
+
+    boundary: str
+    code: str | None
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Refusal:
+        if not isinstance(error, CallError):
+            return cls("internal", None, f"{type(error).__name__} inside the gateway")
+        boundary: str = error.kind
+        if isinstance(error, EngineError) and not isinstance(error, EngineRejected):  # a 4xx is the request's fault
+            boundary = "engine"
+        elif isinstance(error, StoreError):
+            boundary = "store"
+        elif isinstance(error, ContextOverflow):
+            boundary = "context_overflow"
+        return cls(boundary, error.code, error.message)
+
+
+@dataclass(slots=True)
+class Refusals:
+    """A session's refused calls since it was loaded: the gateway's evidence of what ended a harness (law 5). A client that left, and the
+    session's own end, refuse nothing."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """By boundary."""
+    last: Refusal | None = None
+    """Of the call that ended last; `None` where it was answered."""
+
+    def add(self, error: BaseException) -> None:
+        if isinstance(error, SessionClosed):
+            return
+        self.last = Refusal.of(error)
+        self.counts[self.last.boundary] = self.counts.get(self.last.boundary, 0) + 1
+
+
 class SessionState:
     """One open session: its record, its history, its counters and the calls in flight. `first_call` is when its first one began (Unix
     seconds), if it has made any."""
@@ -49,6 +99,7 @@ class SessionState:
         self.tokens = sum(head.sampled for head in heads)
         self.first_call = first_call
         self.calls: dict[bytes, list[Call]] = {}
+        self.refusals = Refusals()
         self.closed = False
 
     def take_numbers(self, count: int) -> int:
@@ -64,6 +115,13 @@ class SessionState:
 
     def check_budget(self, now: float) -> None:
         """Raises `BudgetExceeded`, naming the stop, if the next call may not be made. Calls in flight are turns already."""
+        try:
+            self._check_budget(now)
+        except BudgetExceeded as error:
+            self.refusals.add(error)
+            raise
+
+    def _check_budget(self, now: float) -> None:
         budgets = self.budgets
         running = sum(not call.finished for calls in self.calls.values() for call in calls)
         if budgets.max_turns is not None and self.turns + running >= budgets.max_turns:
@@ -206,6 +264,10 @@ class Sessions:
     @property
     def loaded(self) -> int:
         return len(self._states)
+
+    def loaded_state(self, key: str) -> SessionState | None:
+        """The state of the session that this key opens, if it has made a call and was not dropped from memory since."""
+        return self._states.get(hash_key(key))
 
     async def _load(self, hashed: bytes) -> SessionState:
         """One load for all who ask at once: two states of one session would give out the same numbers."""
