@@ -92,6 +92,23 @@ class Runtime(ABC):
     async def unavailable(cls) -> str | None:
         """Why this backend cannot be used on this machine and what to do about it; `None` where it can."""
 
+    @classmethod
+    def check(cls, spec: RuntimeSpec) -> None:
+        """Raises `ConfigError` for a field that this backend cannot heed on this machine. `polar.runtime.create` asks; so may a
+        submission. The default heeds everything."""
+        return
+
+    @classmethod
+    async def find(cls) -> list[Left]:
+        """What this backend made on this machine and did not yet remove, whoever owns it, as far as only the backend can know
+        (containers, images). The reaper finds processes and folders itself."""
+        return []
+
+    @classmethod
+    async def remove(cls, left: Left) -> None:
+        """Removes what `find` found; nothing happens if it is gone already. Raises `SandboxError`."""
+        return
+
     @property
     @abstractmethod
     def workdir(self) -> str:
@@ -142,6 +159,11 @@ class Runtime(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """Ends every process and removes everything but `place.folder`. Raises `SandboxError` if something is left."""
+
+    async def end_processes(self) -> None:
+        """Ends every process that commands left running inside, however it hides; files and the sandbox itself stay. The default is for
+        backends with a process namespace of their own, where the first process cannot be signalled from inside."""
+        await self.exec(["/bin/sh", "-c", "kill -9 -1"], timeout_s=30)
 
     async def write(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Writes one file inside; parents are made."""
