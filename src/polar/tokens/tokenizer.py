@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from polar.chat import JsonObject
 from polar.errors import ConfigError
+from polar.tokens.words import word_encoder
 
 _LONG = 4_000
 """Characters from which on a text is encoded as a batch of one: that releases the interpreter's lock, which `encode` holds to its end
@@ -31,6 +32,7 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, *, name_or_path: str, config: JsonObject, chat_template: str | None, hash: str) -> None:
         self.backend = backend
+        self._words = word_encoder(backend)
         self.name_or_path = name_or_path
         self.config = config
         self.chat_template = chat_template
@@ -55,6 +57,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False, **_: Any) -> list[int]:
         text = _sound(text)
+        if self._words is not None and not add_special_tokens:
+            return self._words.encode(text, self._whole)
+        return self._whole(text, add_special_tokens)
+
+    def _whole(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """As the library encodes it."""
         if len(text) > _LONG:
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
