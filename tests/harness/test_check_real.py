@@ -13,6 +13,7 @@ from rich.console import Console
 from polar.harness import registered
 from polar.harness.base import Dialect
 from polar.harness.check import Row, check, check_async, render_table
+from polar.harness.check.plan import PLANS
 from polar.records import Mode
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -26,7 +27,7 @@ CASES: list[Case] = [
     for dialect in harness.dialects
     for mode in MODES
 ]
-MINI: list[Case] = [("mini-swe-agent", "openai_chat", mode) for mode in MODES]
+COMPACT: list[Case] = [case for case in CASES if PLANS[case[0]].compaction]
 JOBS = 2
 SIDE = {"compaction", "title", "router", "probe"}
 
@@ -40,7 +41,7 @@ def table(request: pytest.FixtureRequest) -> dict[Case, Row]:
     """The rows of all selected cases."""
     here = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
     wanted = {item.callspec.params["case"] for item in here if hasattr(item, "callspec")}
-    rows = asyncio.run(run([case for case in (*CASES, *MINI) if case in wanted]))
+    rows = asyncio.run(run([case for case in CASES if case in wanted]))
     Console(width=220).print(render_table(rows))
     return {(row.harness, row.dialect, row.mode): row for row in rows}
 
@@ -56,7 +57,7 @@ async def run(chosen: list[Case]) -> list[Row]:
     return await asyncio.gather(*(one(*case) for case in chosen))
 
 
-@cases(*CASES, *MINI)
+@cases(*CASES)
 def test_a_real_cli_is_captured_faithfully(case: Case, table: dict[Case, Row]) -> None:
     row = table[case]
     assert row.problems == []
@@ -68,20 +69,20 @@ def test_a_real_cli_is_captured_faithfully(case: Case, table: dict[Case, Row]) -
         assert all(item.cause and item.why for item in row.broken)
 
 
-@cases(*CASES, *MINI)
+@cases(*CASES)
 def test_every_sampled_token_is_in_a_row_or_in_the_ledger_as_a_side_call_s(case: Case, table: dict[Case, Row]) -> None:
     built = table[case].built
     assert built.in_rows + built.in_ledger == built.sampled > 0
     assert set(built.untrained) <= SIDE
 
 
-@cases(*CASES, *MINI)
+@cases(*CASES)
 def test_rows_and_side_calls_are_roots_and_named_breaks(case: Case, table: dict[Case, Row]) -> None:
     built = table[case].built
     assert built.rows.total() + built.side == built.roots + built.breaks.total()
 
 
-@cases(*(case for case in CASES if case[2] == "tokens"))
+@cases(*(case for case in COMPACT if case[2] == "tokens"))
 def test_a_main_conversation_is_one_row_up_to_its_compaction_and_one_after_it(case: Case, table: dict[Case, Row]) -> None:
     built = table[case].built
     assert built.rows["main"] == 2

@@ -6,12 +6,14 @@ import json
 import stat
 import subprocess
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from polar.errors import ConfigError
 from polar.harness import Endpoint, Options, named, registered
+from polar.harness.base import DEFAULTS
+from polar.harness.home import Home
 
 KEY = "polar-secret-key"
 BASE = "http://127.0.0.1:1234/s/" + KEY
@@ -22,13 +24,24 @@ def endpoint(dialect: str) -> Endpoint:
     return Endpoint(BASE, KEY, dialect, "some-model")  # type: ignore[arg-type]
 
 
+def configured(name: str, at: Endpoint, options: Options = DEFAULTS) -> tuple[Home, dict[str, str]]:
+    """The home that a preset fills, and its environment."""
+    home = Home("/home/agent")
+    return home, named(name).configure(home, at, options)
+
+
+def text_of(home: Home, name: str) -> str:
+    return home.files[PurePosixPath(name)].decode()
+
+
 def test_all_presets_are_registered_under_the_names_of_the_command_line() -> None:
-    assert list(registered()) == ["claude-code", "codex", "gemini-cli", "opencode", "pi", "qwen-code", "shell"]
+    assert list(registered()) == ["claude-code", "codex", "gemini-cli", "mini-swe-agent", "opencode", "pi", "qwen-code", "shell"]
 
 
 def test_pi_and_opencode_speak_four_dialects_qwen_code_three_the_rest_one() -> None:
     counts = {name: len(harness.dialects) for name, harness in registered().items()}
-    assert counts == {"claude-code": 1, "codex": 1, "gemini-cli": 1, "opencode": 4, "pi": 4, "qwen-code": 3, "shell": 4}
+    rest = {"claude-code": 1, "codex": 1, "gemini-cli": 1}
+    assert counts == {**rest, "mini-swe-agent": 3, "opencode": 4, "pi": 4, "qwen-code": 3, "shell": 4}
 
 
 def test_an_unknown_harness_is_refused_with_the_names_that_exist() -> None:
@@ -37,10 +50,9 @@ def test_an_unknown_harness_is_refused_with_the_names_that_exist() -> None:
 
 
 @pytest.mark.parametrize(("name", "dialect"), PAIRS)
-def test_a_preset_points_only_at_the_endpoint(name: str, dialect: str, tmp_path: Path) -> None:
-    harness = named(name)
-    environment = harness.configure(tmp_path, endpoint(dialect), Options(compact_at=10_000))
-    written = "\n".join(path.read_text() for path in sorted(tmp_path.rglob("*")) if path.is_file())
+def test_a_preset_points_only_at_the_endpoint(name: str, dialect: str) -> None:
+    home, environment = configured(name, endpoint(dialect), Options(compact_at=10_000))
+    written = "\n".join(content.decode() for content in home.files.values())
     everything = written + json.dumps(environment)
     assert BASE in everything
     assert KEY in everything
@@ -49,7 +61,7 @@ def test_a_preset_points_only_at_the_endpoint(name: str, dialect: str, tmp_path:
 
 @pytest.mark.parametrize(("name", "dialect"), PAIRS)
 def test_configuration_files_are_readable_by_their_owner_only(name: str, dialect: str, tmp_path: Path) -> None:
-    named(name).configure(tmp_path, endpoint(dialect), Options())
+    configured(name, endpoint(dialect))[0].save(tmp_path)
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -72,10 +84,10 @@ def test_resume_is_another_command(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["claude-code", "codex", "gemini-cli", "qwen-code"])
-def test_a_dialect_that_a_harness_cannot_speak_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_dialect_that_a_harness_cannot_speak_is_refused(name: str) -> None:
     wrong = "google" if name != "gemini-cli" and name != "qwen-code" else "openai_responses"
     with pytest.raises(ConfigError, match=name):
-        named(name).configure(tmp_path, endpoint(wrong), Options())
+        configured(name, endpoint(wrong))
 
 
 @pytest.mark.parametrize(("name", "dialect"), PAIRS)
@@ -85,16 +97,16 @@ def test_lines_for_people_are_a_valid_shell_script(name: str, dialect: str) -> N
     assert subprocess.run(("sh", "-n"), input=script, text=True, check=False, capture_output=True).returncode == 0
 
 
-def test_settings_are_merged_into_the_harness_own_file(tmp_path: Path) -> None:
-    named("gemini-cli").configure(tmp_path, endpoint("google"), Options(settings={"model": {"skipNextSpeakerCheck": False}}))
-    written = json.loads((tmp_path / ".gemini" / "settings.json").read_text())
+def test_settings_are_merged_into_the_harness_own_file() -> None:
+    home, _ = configured("gemini-cli", endpoint("google"), Options(settings={"model": {"skipNextSpeakerCheck": False}}))
+    written = json.loads(text_of(home, ".gemini/settings.json"))
     assert written["model"] == {"name": "some-model", "skipNextSpeakerCheck": False, "compressionThreshold": int(131_072 * 0.7) / 1_048_576}
     assert written["privacy"] == {"usageStatisticsEnabled": False}
 
 
-def test_codex_writes_toml_that_parses_with_its_retries_capped(tmp_path: Path) -> None:
-    named("codex").configure(tmp_path, endpoint("openai_responses"), Options(retries=1, compact_at=9_000))
-    written = tomllib.loads((tmp_path / ".codex" / "config.toml").read_text())
+def test_codex_writes_toml_that_parses_with_its_retries_capped() -> None:
+    home, _ = configured("codex", endpoint("openai_responses"), Options(retries=1, compact_at=9_000))
+    written = tomllib.loads(text_of(home, ".codex/config.toml"))
     provider = written["model_providers"]["polar"]
     assert provider["base_url"] == BASE + "/v1"
     assert (provider["request_max_retries"], provider["stream_max_retries"]) == (1, 1)
@@ -141,6 +153,7 @@ ANSWERS = {
     "qwen-code": json.dumps({"type": "result", "result": "done"}),
     "opencode": json.dumps({"type": "text", "part": {"text": "done"}}),
     "pi": json.dumps({"type": "message_end", "message": {"role": "assistant", "content": [{"type": "text", "text": "done"}]}}),
+    "mini-swe-agent": "noise\n" + json.dumps({"exit_status": "Submitted", "submission": "done\n"}),
     "shell": "done\n",
 }
 
@@ -172,8 +185,8 @@ def test_an_answer_gets_at_most_a_quarter_of_a_short_model() -> None:
     assert Options.within(None) == Options()
 
 
-def test_claude_code_compacts_within_a_length_below_its_smallest_window(tmp_path: Path) -> None:
-    environment = named("claude-code").configure(tmp_path, endpoint("anthropic"), Options.within(32_768, compact_at=16_384))
+def test_claude_code_compacts_within_a_length_below_its_smallest_window() -> None:
+    _, environment = configured("claude-code", endpoint("anthropic"), Options.within(32_768, compact_at=16_384))
     assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "32768"
     assert environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "32768"
     assert environment["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] == "50"

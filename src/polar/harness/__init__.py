@@ -1,10 +1,10 @@
 """Harnesses: the agent programs that Polar runs unchanged.
 
-One file per program: `codex`, `claude_code`, `gemini_cli`, `qwen_code`, `opencode`, `pi`, and `shell` for any command.
+One file per program: `codex`, `claude_code`, `gemini_cli`, `qwen_code`, `opencode`, `pi`, `mini_swe_agent`, and `shell` for any command.
 `base` says what a preset is, `install` puts one into the cache, `run` runs one, `check` proves that the gateway serves it.
 """
 
-from polar.harness import claude_code, codex, gemini_cli, opencode, pi, qwen_code, shell
+from polar.harness import claude_code, codex, gemini_cli, mini_swe_agent, opencode, pi, qwen_code, shell
 from polar.harness.base import Endpoint, Harness, Options, Tag, named, registered
 from polar.harness.install import Installation, cache_dir, find_node, install, installed
 from polar.harness.run import RunResult, launch, run
@@ -26,4 +26,4 @@ __all__ = [
     "run",
 ]
 
-del claude_code, codex, gemini_cli, opencode, pi, qwen_code, shell
+del claude_code, codex, gemini_cli, mini_swe_agent, opencode, pi, qwen_code, shell

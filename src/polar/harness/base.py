@@ -15,15 +15,16 @@ Every preset holds to this:
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from polar.errors import ConfigError
+from polar.harness.home import Home
+from polar.harness.mcp import check_servers
+from polar.harness.spec import McpServer
 from polar.records import Completion
 
 Dialect = Literal["anthropic", "openai_chat", "openai_responses", "google"]
@@ -58,7 +59,7 @@ class Options:
 
     `context` is the model's length in tokens, `max_output` the longest answer; `compact_at` asks the harness to compact its
     conversation beyond that many tokens (`None`: as it decides from `context`). `retries` caps how often a failing call is repeated.
-    `settings` are merged into the harness's own configuration file, in its own vocabulary.
+    `settings` are merged into the harness's own configuration file, in its own vocabulary. `mcp_servers` are written in its own form.
     """
 
     context: int = 131_072
@@ -67,6 +68,7 @@ class Options:
     retries: int = 2
     settings: Mapping[str, Any] = field(default_factory=dict)
     extra_args: tuple[str, ...] = ()
+    mcp_servers: tuple[McpServer, ...] = ()
 
     @classmethod
     def within(cls, context: int | None, **more: Any) -> Options:
@@ -113,9 +115,12 @@ class Harness(ABC):
     title: ClassVar[str]
     version: ClassVar[str] = ""
     package: ClassVar[str | None] = None
-    """On npm; `None` where there is nothing to install."""
+    """In its registry; `None` where there is nothing to install."""
+    registry: ClassVar[Literal["npm", "pypi"]] = "npm"
     program_path: ClassVar[str] = ""
-    """The program below `node_modules`; `{platform}` is `linux-x64` and the like."""
+    """The program below `node_modules` (npm) or the virtual environment (PyPI); `{platform}` is `linux-x64` and the like."""
+    executable: ClassVar[str] = ""
+    """What the program is called on the PATH of an image that has it already."""
     needs_node: ClassVar[tuple[int, int] | None] = None
     """The lowest Node.js that the program runs on; `None` for a native one."""
     dialects: ClassVar[tuple[Dialect, ...]]
@@ -124,10 +129,16 @@ class Harness(ABC):
     """Its recipe, first match wins; what no rule matches is `main`."""
     has_sub_agents: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
+    mcp_transports: ClassVar[frozenset[str]] = frozenset()
+    """The transports of `McpServer` that it can use; empty where it has no MCP."""
+    skills_folder: ClassVar[str | None] = None
+    """Where below its home it looks for skills (a folder each, with `SKILL.md`); `None` where it has none."""
+    transcripts: ClassVar[tuple[str, ...]] = ()
+    """Files and folders below its home in which it keeps its conversations."""
 
     @abstractmethod
-    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
-        """Writes its configuration below the private `home` and returns the environment that it needs besides HOME and PATH."""
+    def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        """Writes its configuration into the private `home` and returns the environment that it needs besides HOME and PATH. Pure."""
 
     @abstractmethod
     def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
@@ -136,6 +147,15 @@ class Harness(ABC):
     @abstractmethod
     def lines(self, endpoint: Endpoint, options: Options = DEFAULTS) -> list[str]:
         """Shell lines for a person: after them, the installed program talks to `endpoint` and knows the model's length."""
+
+    def version_command(self, program: tuple[str, ...]) -> tuple[str, ...]:
+        """What prints its version and does nothing else; empty where there is no program to ask."""
+        return (*program, "--version") if program else ()
+
+    def explains(self, completion: Completion) -> bool:
+        """Whether this call can be one of the program's own, by the headers that it always sends. A call that it denies was made by
+        something else that had the session's key; one that it accepts may be forged: headers are no proof."""
+        return True
 
     def answer(self, stdout: str) -> str | None:
         """The final answer in what it printed, where that can be told."""
@@ -154,6 +174,11 @@ class Harness(ABC):
             if rule.matches(completion):
                 return Tag(rule.role, f"{self.name}: {rule.name}")
         return Tag("main", f"{self.name}: no rule matched")
+
+    def check(self, endpoint: Endpoint, options: Options) -> None:
+        """Raises `ConfigError` for what it cannot do: a dialect that it does not speak, an MCP server that it cannot use."""
+        self.check_dialect(endpoint)
+        check_servers(self.name, options.mcp_servers, self.mcp_transports)
 
     def check_dialect(self, endpoint: Endpoint) -> None:
         if endpoint.dialect not in self.dialects:
@@ -186,15 +211,6 @@ def named(name: str) -> Harness:
 # --- helpers for presets -------------------------------------------------------------------------------------------
 
 
-def write(path: Path, text: str) -> Path:
-    """Writes a configuration file that only its owner can read (it may hold a key), with the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    return path
-
-
 def merge(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `extra` over it, objects merged key by key."""
     merged = dict(base)
@@ -202,10 +218,6 @@ def merge(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def write_json(path: Path, value: object) -> Path:
-    return write(path, json.dumps(value, indent=2))
 
 
 def json_lines(text: str) -> Iterator[dict[str, object]]:

@@ -8,7 +8,7 @@ whose name it does not know is taken to hold a million tokens unless CLAUDE_CODE
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from typing import Any
 
 from polar.harness.base import (
     DEFAULTS,
@@ -24,11 +24,16 @@ from polar.harness.base import (
     last_user_text,
     register,
     system_text,
-    write_json,
 )
+from polar.harness.home import Home
+from polar.harness.mcp import typed
+from polar.records import Completion
 
 _SMALLEST_WINDOW = 100_000
 """The program raises a smaller auto-compact window to this; a percentage of it goes lower."""
+
+
+_TRANSPORTS = {"stdio": "stdio", "sse": "sse", "streamable-http": "http"}
 
 
 @register
@@ -39,7 +44,11 @@ class ClaudeCode(Harness):
     package = "@anthropic-ai/claude-code"
     program_path = "@anthropic-ai/claude-code/bin/claude.exe"
     dialects = ("anthropic",)
+    executable = "claude"
     has_sub_agents = True
+    mcp_transports = frozenset(_TRANSPORTS)
+    skills_folder = ".claude/skills"
+    transcripts = (".claude/projects",)
     rules = (
         Rule("sub_agent", "x-claude-code-agent-id", lambda c: hint(c, "x-claude-code-agent-id") != ""),
         Rule("compaction", "asks for a text-only summary", lambda c: "CRITICAL: Respond with TEXT ONLY" in last_user_text(c)),
@@ -48,11 +57,14 @@ class ClaudeCode(Harness):
         Rule("probe", "side call of the small model without tools", lambda c: not c.tools and "haiku" in c.model_requested),
     )
 
-    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
-        self.check_dialect(endpoint)
-        write_json(home / ".claude.json", {"hasCompletedOnboarding": True, "bypassPermissionsModeAccepted": True})
+    def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check(endpoint, options)
+        state: dict[str, Any] = {"hasCompletedOnboarding": True, "bypassPermissionsModeAccepted": True}
+        if options.mcp_servers:
+            state["mcpServers"] = typed(options.mcp_servers, _TRANSPORTS)
+        home.write_json(".claude.json", state)
         if options.settings:
-            write_json(home / ".claude" / "settings.json", options.settings)
+            home.write_json(".claude/settings.json", options.settings)
         environment = {
             "ANTHROPIC_BASE_URL": endpoint.root,
             "ANTHROPIC_API_KEY": endpoint.key,
@@ -78,6 +90,9 @@ class ClaudeCode(Harness):
         self.check_dialect(endpoint)
         where = export(ANTHROPIC_BASE_URL=endpoint.root, ANTHROPIC_API_KEY=endpoint.key, ANTHROPIC_MODEL=endpoint.model)
         return [*where, *export(**_lengths(options)), "claude"]
+
+    def explains(self, completion: Completion) -> bool:
+        return hint(completion, "user-agent").startswith("claude-cli/") and hint(completion, "x-claude-code-session-id") != ""
 
     def answer(self, stdout: str) -> str | None:
         result = _result(stdout)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 from polar.harness.base import (
@@ -24,8 +23,12 @@ from polar.harness.base import (
     json_lines,
     last_user_text,
     register,
-    write,
 )
+from polar.harness.home import Home
+from polar.harness.mcp import stdio_entry
+from polar.harness.spec import McpServer
+from polar.harness.toml import dotted, dumps
+from polar.records import Completion
 
 _QUIET: dict[str, Any] = {
     "analytics.enabled": False,
@@ -44,7 +47,11 @@ class Codex(Harness):
     package = "@openai/codex"
     program_path = "@openai/codex-{platform}/vendor/{target}/bin/codex"
     dialects = ("openai_responses",)
+    executable = "codex"
     has_sub_agents = True
+    mcp_transports = frozenset({"stdio", "streamable-http"})
+    skills_folder = ".codex/skills"
+    transcripts = (".codex/sessions",)
     rules = (
         Rule("compaction", "compact endpoint", lambda c: hint(c, "path").endswith("/responses/compact")),
         Rule("compaction", "x-openai-subagent: compact", lambda c: hint(c, "x-openai-subagent") == "compact"),
@@ -57,8 +64,8 @@ class Codex(Harness):
         Rule("sub_agent", "x-codex-parent-thread-id", lambda c: hint(c, "x-codex-parent-thread-id") != ""),
     )
 
-    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
-        self.check_dialect(endpoint)
+    def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check(endpoint, options)
         settings: dict[str, Any] = {
             "model": endpoint.model,
             "model_provider": "polar",
@@ -70,8 +77,7 @@ class Codex(Harness):
         }
         if options.compact_at is not None:
             settings["model_auto_compact_token_limit"] = options.compact_at
-        settings |= options.settings
-        write(home / ".codex" / "config.toml", "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+        home.write(".codex/config.toml", dumps(settings | dotted({"mcp_servers": _servers(options)} | dict(options.settings))))
         return {"POLAR_API_KEY": endpoint.key}
 
     def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
@@ -90,6 +96,9 @@ class Codex(Harness):
         flags = " ".join("-c " + shlex.quote(f"{key}={json.dumps(value)}") for key, value in settings.items())
         return [*export(POLAR_API_KEY=endpoint.key), f"codex {flags}"]
 
+    def explains(self, completion: Completion) -> bool:
+        return hint(completion, "user-agent").startswith("codex_") and hint(completion, "originator").startswith("codex_")
+
     def answer(self, stdout: str) -> str | None:
         text = None
         for event in json_lines(stdout):
@@ -103,6 +112,15 @@ class Codex(Harness):
         if failed is not None:
             return f"turn failed: {failed.get('error')}"[:400]
         return super().problem(exit_code, stdout, stderr)
+
+
+def _servers(options: Options) -> dict[str, Any]:
+    """By server, in the words of `codex mcp add`."""
+    return {server.name: stdio_entry(server) if server.transport == "stdio" else _remote(server) for server in options.mcp_servers}
+
+
+def _remote(server: McpServer) -> dict[str, Any]:
+    return {"url": server.url, **({"http_headers": server.headers} if server.headers else {})}
 
 
 def _provider(endpoint: Endpoint) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
+from typing import Any
 
 from polar.harness.base import (
     DEFAULTS,
@@ -19,13 +19,16 @@ from polar.harness.base import (
     Options,
     Rule,
     export,
+    hint,
     last_user_text,
     merge,
     register,
     system_text,
     tool_names,
-    write_json,
 )
+from polar.harness.home import Home
+from polar.harness.mcp import typed
+from polar.records import Completion
 
 _MODEL_LIMIT = 1_048_576
 """What the program believes every model takes; its compression threshold is a fraction of it."""
@@ -33,6 +36,9 @@ _MODEL_LIMIT = 1_048_576
 _FULL = 0.7
 """The part of the true length at which it compresses: its own default, half of the believed length, is never reached, and what is left
 must hold a turn's tool results and an answer."""
+
+
+_TRANSPORTS = {"stdio": "stdio", "sse": "sse", "streamable-http": "http"}
 
 
 @register
@@ -44,7 +50,11 @@ class GeminiCli(Harness):
     program_path = "@google/gemini-cli/bundle/gemini.js"
     needs_node = (20, 0)
     dialects = ("google",)
+    executable = "gemini"
     has_sub_agents = True
+    mcp_transports = frozenset(_TRANSPORTS)
+    skills_folder = ".gemini/skills"
+    transcripts = (".gemini/tmp",)
     rules = (
         Rule("compaction", "asks for a state snapshot", lambda c: "<state_snapshot>" in last_user_text(c) and not c.tools),
         Rule("compaction", "summariser's system prompt", lambda c: "<state_snapshot>" in system_text(c) and not c.tools),
@@ -55,9 +65,9 @@ class GeminiCli(Harness):
         Rule("title", "no tools", lambda c: not c.tools and "title" in system_text(c).lower()),
     )
 
-    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
-        self.check_dialect(endpoint)
-        settings = {
+    def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check(endpoint, options)
+        settings: dict[str, Any] = {
             "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
             "general": {
                 "enableAutoUpdate": False,
@@ -68,8 +78,9 @@ class GeminiCli(Harness):
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "model": {"name": endpoint.model, "compressionThreshold": _threshold(options)},
+            "mcpServers": typed(options.mcp_servers, _TRANSPORTS),
         }
-        write_json(home / ".gemini" / "settings.json", merge(settings, options.settings))
+        home.write_json(".gemini/settings.json", merge(settings, options.settings))
         return {"GOOGLE_GEMINI_BASE_URL": endpoint.root, "GEMINI_API_KEY": endpoint.key, "GEMINI_CLI_NO_RELAUNCH": "true"}
 
     def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
@@ -87,6 +98,9 @@ class GeminiCli(Harness):
             f"mkdir \"$GEMINI_CLI_HOME/.gemini\" && printf '%s' '{settings}' > \"$GEMINI_CLI_HOME/.gemini/settings.json\"",
             f"gemini --model {shlex.quote(endpoint.model)}",
         ]
+
+    def explains(self, completion: Completion) -> bool:
+        return hint(completion, "user-agent").startswith("GeminiCLI")
 
     def answer(self, stdout: str) -> str | None:
         text = _output(stdout).get("response")

@@ -1,6 +1,7 @@
 """Installs harnesses at their pinned versions into a cache of Polar's own, and finds a Node.js for those that need one.
 
-Knows no gateway. Layout: `<cache>/harness/<name>/<version>/node_modules`. An installation appears there in one rename, when it is
+Knows no gateway. Layout: `<cache>/harness/<name>/<version>/node_modules`, or a virtual environment there for a
+Python package. An installation appears there in one rename, when it is
 complete; two processes that install the same thing wait for each other on a lock. Nothing is ever installed globally.
 """
 
@@ -56,6 +57,8 @@ class Installation:
     folder: Path | None
     program: tuple[str, ...]
     path: tuple[str, ...] = ()
+    node: Path | None = None
+    """The Node.js that runs it; `None` where it needs none."""
 
 
 def cache_dir() -> Path:
@@ -71,17 +74,20 @@ def installed(name: str, cache: Path | None = None) -> Installation | None:
     if harness.package is None:
         return Installation(harness.name, harness.version, None, ())
     folder = _folder(harness, cache)
-    return _installation(harness, folder, cache, None) if (folder / "node_modules" / _program_path(harness)).exists() else None
+    return _installation(harness, folder, cache, None) if _program(harness, folder).exists() else None
 
 
 def install(name: str, cache: Path | None = None, *, progress: Progress = lambda line: None) -> Installation:
-    """Installs a harness's pinned version if it is not there. Raises `HarnessError` with npm's own words."""
+    """Installs a harness's pinned version if it is not there. Raises `HarnessError` with npm's (or pip's) own words."""
     harness = named(name)
     cache = cache or cache_dir()
     there = installed(name, cache)
     if there is not None or harness.package is None:
         return there or Installation(harness.name, harness.version, None, ())
     folder = _folder(harness, cache)
+    if harness.registry == "pypi":
+        pip_install(f"{harness.package}=={harness.version}", folder, progress=progress)
+        return _installation(harness, folder, cache, progress)
     spec = f"{harness.package}@{harness.version}"
     npm_install(spec, folder, progress=progress, check=_program_path(harness))
     return _installation(harness, folder, cache, progress)
@@ -188,11 +194,15 @@ def _node_version(program: Path) -> tuple[int, ...] | None:
 
 
 def _installation(harness: Harness, folder: Path, cache: Path, progress: Progress | None) -> Installation:
-    program = str(folder / "node_modules" / _program_path(harness))
+    program = str(_program(harness, folder))
     if harness.needs_node is None:
         return Installation(harness.name, harness.version, folder, (program,))
     node = find_node(harness.needs_node, cache=cache, progress=progress or (lambda line: None))
-    return Installation(harness.name, harness.version, folder, (str(node.program), program), (str(node.program.parent),))
+    return Installation(harness.name, harness.version, folder, (str(node.program), program), (str(node.program.parent),), node.program)
+
+
+def _program(harness: Harness, folder: Path) -> Path:
+    return (folder if harness.registry == "pypi" else folder / "node_modules") / _program_path(harness)
 
 
 def _folder(harness: Harness, cache: Path) -> Path:

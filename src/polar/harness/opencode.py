@@ -7,7 +7,6 @@ pointed at the same model here, so that no unknown name is asked for.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from polar.harness.base import (
@@ -25,8 +24,10 @@ from polar.harness.base import (
     register,
     system_text,
     tool_names,
-    write_json,
 )
+from polar.harness.home import Home
+from polar.harness.spec import McpServer
+from polar.records import Completion
 
 _SDKS: dict[Dialect, str] = {
     "openai_chat": "@ai-sdk/openai-compatible",
@@ -44,7 +45,11 @@ class OpenCode(Harness):
     package = "opencode-ai"
     program_path = "opencode-ai/bin/opencode.exe"
     dialects = ("openai_chat", "anthropic", "openai_responses", "google")
+    executable = "opencode"
     has_sub_agents = True
+    mcp_transports = frozenset({"stdio", "sse", "streamable-http"})
+    skills_folder = ".config/opencode/skills"
+    transcripts = (".local/share/opencode",)
     rules = (
         Rule("title", "title generator's system prompt", lambda c: not c.tools and "title generator" in system_text(c).lower()),
         Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summariz" in system_text(c)[:300].lower()),
@@ -52,9 +57,12 @@ class OpenCode(Harness):
         Rule("sub_agent", "has tools, but not the tool task", lambda c: bool(c.tools) and "task" not in tool_names(c)),
     )
 
-    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
-        self.check_dialect(endpoint)
-        write_json(home / ".config" / "opencode" / "opencode.json", merge(_config(endpoint, options), options.settings))
+    def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check(endpoint, options)
+        config = _config(endpoint, options)
+        if options.mcp_servers:
+            config["mcp"] = {server.name: _server(server) for server in options.mcp_servers}
+        home.write_json(".config/opencode/opencode.json", merge(config, options.settings))
         return {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
 
     def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
@@ -66,6 +74,9 @@ class OpenCode(Harness):
         self.check_dialect(endpoint)
         config = json.dumps(_config(endpoint, options), separators=(",", ":"))
         return [*export(OPENCODE_CONFIG_CONTENT=config, OPENCODE_DISABLE_MODELS_FETCH="1"), "opencode"]
+
+    def explains(self, completion: Completion) -> bool:
+        return hint(completion, "user-agent").startswith("opencode/") and hint(completion, "x-session-id") != ""
 
     def answer(self, stdout: str) -> str | None:
         text = None
@@ -80,6 +91,15 @@ class OpenCode(Harness):
             if event.get("type") == "error":
                 return json.dumps(event.get("error"))[:400]
         return super().problem(exit_code, stdout, stderr)
+
+
+def _server(server: McpServer) -> dict[str, Any]:
+    """A remote server's transport is found out by OpenCode itself."""
+    if server.transport == "stdio":
+        local = {"type": "local", "command": [server.command, *server.args], "enabled": True}
+        return {**local, "environment": server.env} if server.env else local
+    remote = {"type": "remote", "url": server.url, "enabled": True, "oauth": False}
+    return {**remote, "headers": server.headers} if server.headers else remote
 
 
 def _config(endpoint: Endpoint, options: Options) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 from polar.harness.base import (
@@ -19,12 +18,15 @@ from polar.harness.base import (
     Harness,
     Options,
     Rule,
+    hint,
     json_lines,
     merge,
     register,
     system_text,
-    write_json,
 )
+from polar.harness.home import Home
+from polar.harness.mcp import stdio_entry, url_entry
+from polar.records import Completion
 
 _APIS: dict[Dialect, str] = {
     "openai_chat": "openai-completions",
@@ -43,12 +45,17 @@ class Pi(Harness):
     program_path = "@earendil-works/pi-coding-agent/dist/bundle/cli.js"
     needs_node = (22, 19)
     dialects = ("openai_chat", "openai_responses", "anthropic", "google")
+    executable = "pi"
+    mcp_transports = frozenset({"stdio", "streamable-http"})
+    skills_folder = ".pi/agent/skills"
+    transcripts = (".pi/agent/sessions",)
     rules = (Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summariz" in system_text(c).lower()),)
 
-    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
-        self.check_dialect(endpoint)
-        folder = home / ".pi" / "agent"
-        write_json(folder / "models.json", _models(endpoint, options))
+    def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check(endpoint, options)
+        home.write_json(".pi/agent/models.json", _models(endpoint, options))
+        if options.mcp_servers:
+            home.write_json(".pi/agent/mcp.json", {"mcpServers": _servers(options)})
         settings: dict[str, Any] = {"retry": {"enabled": options.retries > 0, "maxRetries": options.retries, "baseDelayMs": 500}}
         if options.compact_at is not None:
             settings["compaction"] = {
@@ -56,7 +63,7 @@ class Pi(Harness):
                 "reserveTokens": max(0, options.context - options.compact_at),
                 "keepRecentTokens": min(20_000, options.compact_at // 8),
             }
-        write_json(folder / "settings.json", merge(settings, options.settings))
+        home.write_json(".pi/agent/settings.json", merge(settings, options.settings))
         return {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
 
     def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
@@ -72,6 +79,9 @@ class Pi(Harness):
             f"cat > \"$PI_CODING_AGENT_DIR/models.json\" <<'POLAR'\n{models}\nPOLAR",
             f"pi --model {shlex.quote('polar/' + endpoint.model)}",
         ]
+
+    def explains(self, completion: Completion) -> bool:
+        return hint(completion, "user-agent").startswith("pi/")
 
     def answer(self, stdout: str) -> str | None:
         message = _last_answer(stdout)
@@ -94,6 +104,12 @@ def _models(endpoint: Endpoint, options: Options) -> dict[str, Any]:
     base_url = {"anthropic": endpoint.root, "google": endpoint.v1beta}.get(endpoint.dialect, endpoint.v1)
     model = {"id": endpoint.model, "reasoning": True, "contextWindow": options.context, "maxTokens": options.max_output}
     return {"providers": {"polar": {"baseUrl": base_url, "api": _APIS[endpoint.dialect], "apiKey": endpoint.key, "models": [model]}}}
+
+
+def _servers(options: Options) -> dict[str, Any]:
+    """Every tool is declared to the model (`direct`): by default it could be reached by a search or a script only."""
+    servers = options.mcp_servers
+    return {one.name: {**(stdio_entry(one) if one.transport == "stdio" else url_entry(one)), "exposure": "direct"} for one in servers}
 
 
 def _last_answer(stdout: str) -> dict[str, Any] | None:

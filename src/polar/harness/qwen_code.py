@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from pathlib import Path
 from typing import Any
 
 from polar.harness.base import (
@@ -21,14 +20,18 @@ from polar.harness.base import (
     Options,
     Rule,
     export,
+    hint,
     json_lines,
     last_user_text,
     merge,
     register,
     system_text,
     tool_names,
-    write_json,
 )
+from polar.harness.home import Home
+from polar.harness.mcp import stdio_entry, url_entry
+from polar.harness.spec import McpServer
+from polar.records import Completion
 
 _AUTH: dict[Dialect, str] = {"openai_chat": "openai", "anthropic": "anthropic", "google": "gemini"}
 
@@ -42,7 +45,11 @@ class QwenCode(Harness):
     program_path = "@qwen-code/qwen-code/cli-entry.js"
     needs_node = (20, 0)
     dialects = ("openai_chat", "anthropic", "google")
+    executable = "qwen"
     has_sub_agents = True
+    mcp_transports = frozenset({"stdio", "sse", "streamable-http"})
+    skills_folder = ".qwen/skills"
+    transcripts = (".qwen/projects", ".qwen/tmp")
     rules = (
         Rule("compaction", "asks for a state snapshot", lambda c: "<state_snapshot>" in last_user_text(c)),
         Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summarizes a conversation" in system_text(c)[:300]),
@@ -52,8 +59,8 @@ class QwenCode(Harness):
         Rule("title", "asks for a title without tools", lambda c: not c.tools and "title" in (system_text(c) + last_user_text(c)).lower()),
     )
 
-    def configure(self, home: Path, endpoint: Endpoint, options: Options) -> dict[str, str]:
-        self.check_dialect(endpoint)
+    def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
+        self.check(endpoint, options)
         settings: dict[str, Any] = {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
@@ -63,8 +70,9 @@ class QwenCode(Harness):
                 "generationConfig": {"maxRetries": options.retries, "contextWindowSize": _window(options)},
             },
             "security": {"auth": {"selectedType": _AUTH[endpoint.dialect]}, "folderTrust": {"enabled": False}},
+            "mcpServers": {server.name: _server(server) for server in options.mcp_servers},
         }
-        write_json(home / ".qwen" / "settings.json", merge(settings, options.settings))
+        home.write_json(".qwen/settings.json", merge(settings, options.settings))
         return _variables(endpoint)
 
     def command(self, program: tuple[str, ...], prompt: str, endpoint: Endpoint, options: Options, *, resume: bool = False) -> Command:
@@ -81,6 +89,9 @@ class QwenCode(Harness):
             f"printf '%s' '{settings}' > \"$QWEN_CODE_SYSTEM_SETTINGS_PATH\"",
             f"qwen --auth-type {_AUTH[endpoint.dialect]} --model {shlex.quote(endpoint.model)}",
         ]
+
+    def explains(self, completion: Completion) -> bool:
+        return hint(completion, "user-agent").startswith(("QwenCode/", "claude-cli/0."))  # the latter over Messages
 
     def answer(self, stdout: str) -> str | None:
         text = None
@@ -99,6 +110,11 @@ class QwenCode(Harness):
 def _window(options: Options) -> int:
     """It compacts at 85 % of what it takes for the model's length."""
     return options.context if options.compact_at is None else math.ceil(options.compact_at / 0.85)
+
+
+def _server(server: McpServer) -> dict[str, Any]:
+    """It tells the transports apart by the name of the URL."""
+    return stdio_entry(server) if server.transport == "stdio" else url_entry(server, "url" if server.transport == "sse" else "httpUrl")
 
 
 def _variables(endpoint: Endpoint) -> dict[str, str]:

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polar.errors import ConfigError
-from polar.harness.base import DEFAULTS, Command, Endpoint, Harness, Options, named, write
+from polar.harness.base import DEFAULTS, Command, Endpoint, Harness, Options, named
+from polar.harness.environment import SYSTEM_PATH, clean
+from polar.harness.home import Home
 from polar.harness.install import Installation, installed
 from polar.harness.shell import INSTRUCTION_FILE
 
 MARKER = "POLAR_RUN"
 _GRACE_S = 3.0
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,30 +123,16 @@ def _prepare(
 ) -> tuple[Command, dict[str, str], _Files]:
     home.mkdir(parents=True, exist_ok=True)
     cwd.mkdir(parents=True, exist_ok=True)
-    settings = harness.configure(home, endpoint, options)
+    inside = Home(home)
+    settings = harness.configure(inside, endpoint, options)
     command = harness.command(installation.program, prompt, endpoint, options, resume=resume)
     folder = home / "polar-run"
-    instruction = write(folder / "instruction.md", prompt)
     number = len(list(folder.glob("*.stdout")))
-    stdin = write(folder / f"{number}.stdin", command.stdin) if command.stdin is not None else Path(os.devnull)
-    environment = {**_environment(home, installation), INSTRUCTION_FILE: str(instruction), **settings, **command.env}
+    instruction = inside.write("polar-run/instruction.md", prompt)
+    stdin = Path(inside.write(f"polar-run/{number}.stdin", command.stdin)) if command.stdin is not None else Path(os.devnull)
+    inside.save(home)
+    environment = {**clean(home, installation.path, SYSTEM_PATH), INSTRUCTION_FILE: str(instruction), **settings, **command.env}
     return command, environment, _Files(stdin, folder / f"{number}.stdout", folder / f"{number}.stderr")
-
-
-def _environment(home: Path, installation: Installation) -> dict[str, str]:
-    return {
-        "HOME": str(home),
-        "PATH": os.pathsep.join((*installation.path, _SYSTEM_PATH)),
-        "TERM": "dumb",
-        "LANG": "C.UTF-8",
-        "NO_COLOR": "1",
-        "NO_PROXY": "127.0.0.1,localhost",
-        "XDG_CONFIG_HOME": str(home / ".config"),
-        "XDG_DATA_HOME": str(home / ".local" / "share"),
-        "XDG_STATE_HOME": str(home / ".local" / "state"),
-        "XDG_CACHE_HOME": str(home / ".cache"),
-        "DO_NOT_TRACK": "1",
-    }
 
 
 def _result(harness: Harness, exit_code: int, duration_s: float, timed_out: bool, files: _Files) -> RunResult:

@@ -113,7 +113,7 @@ async def _run_legs(item: Subject, dialect: Dialect, lab: Lab, relay: Relay, fol
     await asyncio.to_thread(_git_folder, work)
     endpoint = Endpoint(f"{relay.url}/s/{lab.key}", lab.key, dialect, "polar-check")
     for leg in item.plan.legs:
-        options = Options(compact_at=leg.compact_at, retries=1, settings=leg.settings, extra_args=item.command(dialect))
+        options = Options(compact_at=leg.compact_at, retries=1, settings=leg.settings)
         result = await launch(
             item.harness.name,
             leg.prompt,

@@ -60,6 +60,8 @@ def judge(completions: Sequence[Completion], harness: Harness, plan: Plan, mode:
     for item in complete:
         _check_capture(item, mode, found)
         found.roles[harness.tag(item).role] += 1
+        if not harness.explains(item):
+            found.problems.append(f"call {item.number} is not explained: {harness.name} would deny that it made it")
     after_tool = 0
     for index, item in enumerate(complete):
         parent = expected_parent(item, complete[:index])
