@@ -67,7 +67,7 @@ class Gateway:
         self.metrics.inflight.set_function(lambda: float(self.gate.inflight))
         self.metrics.sessions.set_function(lambda: float(self.sessions.loaded))
 
-    async def start(self, progress: Callable[[str], None] = lambda line: None) -> None:
+    async def start(self, progress: Callable[[str], object] = lambda line: None) -> None:
         """Starts and checks every engine. Raises `ConfigError` where a demanded mode is not possible."""
         for served in self.models.all:
             progress(f"checking engine {served.name} at {', '.join(engine.url for engine in served.pool.engines)}")

@@ -58,13 +58,16 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
 
 
 @asynccontextmanager
-async def serving(gateway: Gateway, *, progress: Callable[[str], None] = lambda line: None) -> AsyncIterator[Gateway]:
-    """A started gateway on its listeners. Its `config` then holds the real ports (0 takes free ones)."""
+async def serving(
+    gateway: Gateway, *, progress: Callable[[str], object] = lambda line: None, control_host: str = "127.0.0.1"
+) -> AsyncIterator[Gateway]:
+    """A started gateway on its listeners. Its `config` then holds the real ports (0 takes free ones). `control_host` is loopback but for
+    the nodes of a service on another machine; every control route asks for the token there too."""
     config = gateway.config
     model_socket = bind(config.host, config.port)
     config.port = model_socket.getsockname()[1]
     try:
-        control_socket = bind("127.0.0.1", 0 if config.admin_port == 0 else config.control_port)
+        control_socket = bind(control_host, 0 if config.admin_port == 0 else config.control_port)
     except ConfigError:
         model_socket.close()
         raise

@@ -103,6 +103,10 @@ class NodeConfig(_Strict):
     """Sandboxes, leases, undelivered results; `None`: `nodes/<id>` in the state directory."""
     artifacts_dir: str | None = None
     """Logs and artefacts of sessions; `None`: `artifacts` in the state directory."""
+    artifacts_days: float = Field(default=30.0, gt=0)
+    """How long logs and artefacts are kept."""
+    artifacts_gb: float = Field(default=50.0, gt=0)
+    """How much of them is kept, the newest first."""
     token: str | None = None
     """Of the node's control API; `None`: a new one at every start, told to the service."""
     warm: int = Field(default=0, ge=0)

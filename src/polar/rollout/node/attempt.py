@@ -1,0 +1,409 @@
+"""One attempt at one session, from its dispatch to its result. Knows no HTTP, no spool and no other attempt.
+
+    INIT      install the CLI; open the capture session; make, prepare and configure the sandbox
+    READY     wait for a run worker
+    RUNNING   the agent works, within its own budget, watched
+    POST_RUN  what it left is collected, rows are built, the evaluator judges; the sandbox is removed
+
+`run` never raises and never takes longer than its budgets: whatever happens ends in a `SessionResult`, with the outcome that law 5 gives
+it (`polar.rollout.node.outcome`). Cancelling goes through `cancel`, so that what was made is always removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polar.chat import JsonObject
+from polar.errors import PolarError, SandboxError
+from polar.evaluator import Evaluator, from_spec
+from polar.gateway.gateway import Gateway
+from polar.harness.agent import AgentRun, Collected, HarnessRun
+from polar.rollout.config import NodeConfig
+from polar.rollout.models import SessionDispatchRequest, SessionResult, SessionStatus, Timing
+from polar.rollout.node.artifacts import Artifacts
+from polar.rollout.node.capture import Capture
+from polar.rollout.node.grading import Grading, Workshop
+from polar.rollout.node.history import hide_solutions
+from polar.rollout.node.outcome import Facts, Fault, Judgement, Part, judge
+from polar.rollout.node.sandboxes import FreshSandboxes, Sandboxes
+from polar.rollout.node.stages import Held, Stages
+from polar.runtime import Runtime, RuntimeSpec
+
+log = logging.getLogger("polar.node")
+
+COLLECT_S = 300.0
+"""How long reading what an agent left may take."""
+WATCH_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every attempt of a node works with. `tell` is given each change of status and each warning."""
+
+    config: NodeConfig
+    gateway: Gateway
+    stages: Stages
+    sandboxes: Sandboxes
+    artifacts: Artifacts
+    workshop: Workshop
+    tell: Callable[[Attempt, str | None], None]
+    proven: dict[str, str] = field(default_factory=dict)
+    """Images in which a harness was seen to run, with its version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What INIT has made for the run."""
+
+    agent: AgentRun
+    runtime: Runtime
+    capture: Capture
+    fresh: FreshSandboxes
+
+
+class Attempt:
+    """Its state while it is in the books. Big things (trajectory, completions) live only as long as the stage that needs them."""
+
+    def __init__(self, request: SessionDispatchRequest, bench: Bench) -> None:
+        self.request = request
+        self.created = time.time()
+        self.status: SessionStatus = "REGISTERED"
+        self.changed = self.created
+        self.timing = Timing()
+        self.warnings: list[str] = []
+        self.folder: Path = bench.artifacts.folder(request.session_id, request.attempt)
+        self.capture: Capture | None = None
+        self.over = False
+        """Whether the agent program has ended: nothing more comes to its log."""
+        self._bench = bench
+        self._held = Held()
+        self._inner: asyncio.Task[None] | None = None
+        self._part: Part = "init"
+        self._cancelled: str | None = None
+        self._shut_down = False
+        self._ending = False
+        self._runtime: Runtime | None = None
+        self._fresh: FreshSandboxes | None = None
+        self._agent: AgentRun | None = None
+        self._evaluator: Evaluator[Any] | None = None
+        self._ran: HarnessRun | None = None
+        self._collected: Collected | None = None
+        self._engine_down: str | None = None
+        self._grading: Grading | None = None
+
+    @property
+    def id(self) -> str:
+        return self.request.attempt_id
+
+    @property
+    def turns(self) -> int:
+        if self._grading is not None:
+            return self._grading.turns
+        return 0 if self.capture is None else self.capture.turns
+
+    def cancel(self, why: str) -> None:
+        """A caller does not want it any more. No effect once its result is being written."""
+        if self._cancelled is None and not self._ending:
+            self._cancelled = why
+            if self._inner is not None:
+                self._inner.cancel()
+
+    def shut_down(self) -> None:
+        """The node ends: the attempt is lost, by no fault of its own."""
+        if not self._ending:
+            self._shut_down = True
+            if self._inner is not None:
+                self._inner.cancel()
+
+    async def run(self) -> SessionResult:
+        """Through all stages to the result. The sandbox is gone, and the session closed, when it returns."""
+        fault: Fault | None = None
+        self._inner = asyncio.create_task(self._through_stages(), name=f"attempt {self.id}")
+        if self._cancelled is not None or self._shut_down:  # before it began
+            self._inner.cancel()
+        await asyncio.wait([self._inner])
+        self._ending = True
+        if not self._inner.cancelled() and (error := self._inner.exception()) is not None:
+            fault = self._fault(error)
+        try:
+            fault = fault or await self._closed()
+            await self._tear_down()
+        finally:
+            self._held.release()
+        return await self._result(judge(self._facts(fault)))
+
+    # --- stages ------------------------------------------------------------------------------------------------
+
+    async def _through_stages(self) -> None:
+        stages, priority = self._bench.stages, self.request.priority
+        waited = time.perf_counter()
+        await self._held.move(stages.init, priority)
+        self.timing.register_to_init_queue_ms = self.timing.queue_ms = _ms_since(waited)
+        self._enter("INITIALIZING")
+        async with self._timed("init_ms"):
+            budget_s = self.request.budget.init_seconds or self._bench.config.init_seconds
+            async with _within(budget_s, lambda: SandboxError(f"the sandbox was not ready after {budget_s:g} s (init budget)")):
+                made = await self._init()
+        waited = time.perf_counter()
+        if stages.ready is not None:
+            await self._held.move(stages.ready, priority)
+        self._enter("READY")
+        await self._held.move(stages.run, priority)
+        self.timing.ready_ms = _ms_since(waited)
+        self.timing.queue_ms += self.timing.ready_ms
+        self._enter("RUNNING")
+        async with self._timed("run_ms"):
+            ran = await self._run(made)
+        waited = time.perf_counter()
+        await self._held.move(stages.queued, priority)
+        self._enter("POST_RUN")
+        await self._held.move(stages.post, priority)
+        self.timing.queue_ms += _ms_since(waited)
+        async with self._timed("postrun_ms"):
+            await self._post_run(made, ran)
+
+    async def _init(self) -> Made:
+        request, bench = self.request, self._bench
+        await asyncio.to_thread(bench.artifacts.make, request.session_id, request.attempt)
+        spec = request.runtime or bench.config.default_runtime
+        bench.sandboxes.check(spec)
+        task_folder = None if request.task_folder is None else Path(request.task_folder)
+        variables = {"SESSION_ID": request.session_id, "TASK_ID": request.task_id}
+        self._agent = agent = AgentRun(request.agent, task_folder=task_folder, variables=variables, proven=bench.proven)
+        self._evaluator = None if request.evaluator is None else from_spec(request.evaluator)
+        async with self._timed("install_ms"):
+            await agent.install(lambda line: log.info(line, extra={"attempt": self.id}))
+        self.capture = await Capture.open(bench.gateway, request, agent.harness.name)
+        mounted = spec.model_copy(update={"mounts": [*spec.mounts, *agent.mounts()]})
+        self._runtime = await bench.sandboxes.make(mounted, self.id, task_folder=task_folder, log_file=self.folder / "prepare.log")
+        if request.evaluator is not None:
+            await hide_solutions(self._runtime, request.evaluator)
+        root = f"{self._runtime.gateway_url.rstrip('/')}/s/{self.capture.key}"
+        endpoint = agent.endpoint(root, self.capture.key, self.capture.model)
+        await agent.set_up(self._runtime, endpoint, context=self.capture.served.context)
+        self._fresh = self._fresh_sandboxes(spec, task_folder)
+        return Made(agent, self._runtime, self.capture, self._fresh)
+
+    def _fresh_sandboxes(self, spec: RuntimeSpec, task_folder: Path | None) -> FreshSandboxes:
+        folder = self.folder / "evaluator"
+        folder.mkdir(mode=0o700)
+        bench = self._bench
+        return FreshSandboxes(bench.sandboxes, spec, self.id, bench.stages.warm, task_folder=task_folder, folder=folder)
+
+    async def _run(self, made: Made) -> HarnessRun:
+        self._part = "run"
+        if self._wants_fresh:
+            made.fresh.warm_up()
+        began = time.time()
+        watch = asyncio.create_task(self._watch(made.capture, began))
+        try:
+            ran = await made.agent.run(made.runtime, self.request.instruction, folder=self.folder, timeout_s=self._agent_seconds)
+        finally:
+            watch.cancel()
+            self.over = True
+            first = made.capture.first_call
+            self.timing.first_call_ms = None if first is None else max(0.0, 1000 * (first - began))
+            await asyncio.gather(watch, return_exceptions=True)
+        self._ran = ran
+        if ran.problem is not None or ran.timed_out:
+            self._engine_down = await made.capture.engine_down()
+        return ran
+
+    @property
+    def _agent_seconds(self) -> float:
+        return self.request.budget.agent_seconds or self.request.remaining_timeout_seconds
+
+    @property
+    def _wants_fresh(self) -> bool:
+        spec = self.request.evaluator
+        return self._evaluator is not None and spec is not None and spec.refresh_runtime and self._evaluator.needs_fresh
+
+    async def _watch(self, capture: Capture, began: float) -> None:
+        """Says so once if the harness makes no model call for long."""
+        patience_s = self.request.budget.first_call_seconds
+        while capture.first_call is None:
+            if time.time() - began > patience_s:
+                self._warn(f"the harness has made no model call in {patience_s:g} s; its output is in harness.stdout and harness.stderr")
+                return
+            await asyncio.sleep(WATCH_S)
+
+    async def _post_run(self, made: Made, ran: HarnessRun) -> None:
+        self._part = "collect"
+        await made.runtime.end_processes()
+        await made.capture.close()
+        async with _within(COLLECT_S, lambda: SandboxError(f"what the agent left could not be read in {COLLECT_S:g} s")):
+            self._collected = collected = await made.agent.collect(made.runtime, self.folder)
+        for warning in collected.warnings:
+            self._warn(warning)
+        self._part = "build"
+        self._enter("BUILDING")
+        self._grading = grading = Grading(self.request, made.capture, self._bench.workshop, self.folder)
+        async with self._timed("build_ms"):
+            await grading.build()
+            await grading.detect(made.agent.harness, collected.transcript)
+        judgement = judge(self._facts(None))
+        if judgement.outcome == "infrastructure":
+            return
+        self._part = "evaluate"
+        self._enter("EVALUATING")
+        async with self._timed("evaluate_ms"):
+            await self._evaluate(made, ran, collected, grading, judgement)
+        self.timing.evaluator_wait_ms = 1000 * made.fresh.waited_s
+
+    async def _evaluate(self, made: Made, ran: HarnessRun, collected: Collected, grading: Grading, judgement: Judgement) -> None:
+        request = self.request
+        if judgement.outcome == "policy" and request.on_policy_failure != "grade":
+            await grading.settle(None if request.on_policy_failure == "exclude" else float(request.on_policy_failure))
+            return
+        if self._evaluator is None or request.evaluator is None:
+            return
+        await grading.judged_by(
+            self._evaluator,
+            ran=ran,
+            problem=judgement.why,
+            collected=collected,
+            agent=made.runtime,
+            in_place=not request.evaluator.refresh_runtime,
+            fresh=made.fresh,
+            budget_s=request.budget.evaluation_seconds or self._bench.config.evaluation_seconds,
+            init_s=request.budget.init_seconds or self._bench.config.init_seconds,
+        )
+
+    # --- its end -----------------------------------------------------------------------------------------------
+
+    def _facts(self, fault: Fault | None) -> Facts:
+        ran, capture = self._ran, self.capture
+        return Facts(
+            completions=0 if self._grading is None else self._grading.turns,
+            fault=fault,
+            cancelled=self._cancelled,
+            shut_down=self._shut_down,
+            ran=ran is not None,
+            exit_code=None if ran is None else ran.exit_code,
+            problem=None if ran is None else ran.problem,
+            timed_out=ran is not None and ran.timed_out,
+            refusal=None if capture is None else capture.refusal,
+            engine_down=self._engine_down,
+        )
+
+    def _fault(self, error: BaseException) -> Fault:
+        late = isinstance(error, _Late)
+        cause = error.error if isinstance(error, _Late) else error
+        if not isinstance(cause, PolarError | OSError):
+            log.error("an attempt failed inside the node", exc_info=cause, extra={"attempt": self.id, "part": self._part})
+        return Fault(self._part, cause, late)
+
+    async def _closed(self) -> Fault | None:
+        """The capture session closed, whatever happened. A store that cannot even do that is a fault of its own."""
+        if self.capture is None:
+            return None
+        try:
+            await self.capture.close()
+        except PolarError as error:
+            return Fault(self._part, error)
+        return None
+
+    async def _tear_down(self) -> None:
+        began = time.perf_counter()
+        self.over = True
+        if self._fresh is not None:
+            await self._fresh.aclose()
+        if self._runtime is not None:
+            left = await self._bench.sandboxes.remove(self._runtime)
+            if left is not None:
+                self._warn(f"the sandbox could not be removed completely: {left}")
+        self.timing.teardown_ms = _ms_since(began)
+
+    async def _result(self, judgement: Judgement) -> SessionResult:
+        request, ran, grading = self.request, self._ran, self._grading
+        status = judgement.status(timed_out=ran is not None and ran.timed_out)
+        result = SessionResult(
+            session_id=request.session_id,
+            task_id=request.task_id,
+            status=status,
+            timing=self.timing,
+            node_id=self._bench.config.id,
+            error=judgement.why,
+            metadata=self._metadata(),
+            outcome=judgement.outcome,
+            attempt=request.attempt,
+            sample=request.sample,
+            turns=self.turns,
+            error_code=judgement.code,
+            answer=None if self._collected is None or ran is None else ran.answer,
+            exit_code=None if ran is None else ran.exit_code,
+            warnings=self.warnings,
+            delivery_id=self.id,
+        )
+        if grading is not None:
+            result.sampled_tokens = grading.sampled
+            result.warnings = [*self.warnings, *grading.warnings]
+            rewarded = judgement.outcome in ("graded", "policy")
+            result.reward = grading.reward if rewarded else None
+            result.metrics = dict(grading.metrics) if rewarded else {}
+            result.trajectory = await grading.trajectory_json(status, judgement.why, rewarded=rewarded)
+        self._grading = None
+        return result
+
+    def _metadata(self) -> JsonObject:
+        found: JsonObject = {**self.request.metadata, "builder": self.request.builder.strategy}
+        spec = self.request.runtime or self._bench.config.default_runtime
+        found["runtime"] = {"backend": spec.backend, "image": spec.image, "network": spec.effective_network}
+        if self._agent is not None:
+            found["harness"] = {"name": self._agent.harness.name, "version": self._agent.version or self._agent.harness.version}
+        if self._grading is not None:
+            found |= self._grading.facts()
+        if self.capture is not None:
+            found["engine"] = self.capture.served.provenance
+            if self.capture.refused:
+                found["refused_calls"] = self.capture.refused
+        return found
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    def _enter(self, status: SessionStatus) -> None:
+        self.status = status
+        self.changed = time.time()
+        self._bench.tell(self, None)
+
+    def _warn(self, warning: str) -> None:
+        self.warnings.append(warning)
+        self._bench.tell(self, warning)
+
+    @asynccontextmanager
+    async def _timed(self, name: str) -> AsyncIterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self.timing, name, _ms_since(began))
+
+
+class _Late(Exception):
+    """A part's budget was over; `error` says which."""
+
+    def __init__(self, error: PolarError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@asynccontextmanager
+async def _within(budget_s: float, error: Callable[[], PolarError]) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(budget_s) as budget:
+            yield
+    except TimeoutError as cause:
+        if not budget.expired():
+            raise
+        raise _Late(error()) from cause
+
+
+def _ms_since(began: float) -> float:
+    return 1000 * (time.perf_counter() - began)

@@ -1,0 +1,192 @@
+"""Sandboxes of a node: made, prepared and removed, for agents and for evaluators. Knows no attempt and no gateway but its address."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from polar.chat import JsonObject
+from polar.errors import ConfigError, EvaluatorError, SandboxError
+from polar.rollout.node.stages import Slots
+from polar.runtime import Owner, Place, Runtime, RuntimeSpec, backend_of, create
+from polar.runtime.prepare import prepare
+
+log = logging.getLogger("polar.node")
+
+
+class Sandboxes:
+    """Makes them. `gateway` is the model API as this machine reaches it; `allow` names the backends of this node (empty: all)."""
+
+    def __init__(self, owner: Owner, *, gateway: tuple[str, int] | None, allow: Collection[str] = ()) -> None:
+        self.owner = owner
+        self.gateway = gateway
+        self._allow = frozenset(allow)
+        self._live: dict[str, Runtime] = {}
+        self._removing: set[asyncio.Task[str | None]] = set()
+
+    @property
+    def live(self) -> int:
+        """How many there are, half made ones too."""
+        return len(self._live)
+
+    def check(self, spec: RuntimeSpec) -> None:
+        """Raises `ConfigError` for a sandbox that this node does not make."""
+        if self._allow and spec.import_path is None and spec.backend not in self._allow:
+            raise ConfigError(f"runtime.backend: this node runs {', '.join(sorted(self._allow))}, not {spec.backend!r}")
+        backend_of(spec)
+
+    async def make(self, spec: RuntimeSpec, name: str, *, task_folder: Path | None, log_file: Path | None = None) -> Runtime:
+        """A started and prepared sandbox, to be given to `remove`. Raises `SandboxError` or `ConfigError` and leaves nothing behind."""
+        self.check(spec)
+        sandbox_id = id_of(name)
+        folder = self.owner.sandbox(sandbox_id)
+        try:
+            runtime = create(spec, Place(sandbox_id, self.owner.id, folder, self.gateway, task_folder))
+        except BaseException:
+            self.owner.remove(sandbox_id)
+            raise
+        self._live[sandbox_id] = runtime
+        try:
+            await runtime.start()
+            await prepare(runtime, spec.prepare, task_folder=task_folder, log=log_file)
+        except BaseException:
+            await self.remove(runtime)
+            raise
+        return runtime
+
+    async def remove(self, runtime: Runtime) -> str | None:
+        """Stops it and removes its folder, even if the caller is cancelled meanwhile. Returns what could not be removed, which the next
+        start's reaper finds by its label."""
+        task = asyncio.create_task(self._remove(runtime))
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+        return await asyncio.shield(task)
+
+    async def _remove(self, runtime: Runtime) -> str | None:
+        problem: str | None = None
+        try:
+            await runtime.stop()
+        except (SandboxError, OSError) as error:
+            problem = str(error)
+        try:
+            await asyncio.to_thread(self.owner.remove, runtime.place.id)
+        except OSError as error:
+            problem = problem or str(error)
+        self._live.pop(runtime.place.id, None)
+        if problem is not None:
+            log.warning("a sandbox could not be removed completely", extra={"sandbox": runtime.place.id, "why": problem})
+        return problem
+
+    async def aclose(self) -> None:
+        """Removes whatever is still there."""
+        await asyncio.gather(*self._removing)
+        await asyncio.gather(*(self.remove(runtime) for runtime in list(self._live.values())))
+
+
+def id_of(name: str) -> str:
+    """A sandbox id that tells people whose it is, and is never given twice."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
+    return "-".join(part for part in (slug, hashlib.sha256(name.encode()).hexdigest()[:6], secrets.token_hex(3)) if part)
+
+
+def for_evaluator(spec: RuntimeSpec) -> RuntimeSpec:
+    """The sandbox in which a session of `spec` is judged: its own preparation, and no network where the agent had the gateway only.
+    Where an agent had the internet, its tests have it too: they install what they need."""
+    update: JsonObject = {"prepare": spec.prepare if spec.eval_prepare is None else spec.eval_prepare}
+    if spec.effective_network == "gateway" and not backend_of(spec).shares_host_network:
+        update["network"] = "none"
+    return spec.model_copy(update=update)
+
+
+class FreshSandboxes:
+    """One attempt's sandboxes for its evaluator. The first is made while the agent runs (`warm_up`), if `places` has one free."""
+
+    def __init__(
+        self, sandboxes: Sandboxes, spec: RuntimeSpec, name: str, places: Slots, *, task_folder: Path | None, folder: Path
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._spec = for_evaluator(spec)
+        self._name = name
+        self._places = places
+        self._task_folder = task_folder
+        self._folder = folder
+        self._made = 0
+        self._warm: asyncio.Task[Runtime] | None = None
+        self._holds_place = False
+        self.waited_s = 0.0
+        """What evaluators have waited for their sandboxes."""
+
+    def warm_up(self) -> None:
+        if self._warm is None and self._places.try_take():
+            self._holds_place = True
+            self._warm = asyncio.create_task(self._make(self._spec))
+
+    @asynccontextmanager
+    async def fresh(self) -> AsyncIterator[Runtime]:
+        """`Evidence.fresh`: the one that is ready, else a new one. Raises `SandboxError`."""
+        async with self._lent(self._spec) as runtime:
+            yield runtime
+
+    @asynccontextmanager
+    async def other(self, fields: JsonObject) -> AsyncIterator[Runtime]:
+        """`Evidence.other`. Raises `SandboxError`, and `EvaluatorError` for fields that make no sandbox."""
+        try:
+            spec = RuntimeSpec.model_validate({**self._spec.model_dump(), **fields})
+        except ValidationError as error:
+            raise EvaluatorError(f"the evaluator's sandbox: {error}") from error
+        async with self._lent(spec) as runtime:
+            yield runtime
+
+    async def aclose(self) -> None:
+        """Discards the warm one if nobody took it."""
+        warm, self._warm = self._warm, None
+        if warm is not None:
+            warm.cancel()
+            [made] = await asyncio.gather(warm, return_exceptions=True)
+            if isinstance(made, Runtime):
+                await self._sandboxes.remove(made)
+        self._release_place()
+
+    @asynccontextmanager
+    async def _lent(self, spec: RuntimeSpec) -> AsyncIterator[Runtime]:
+        began = time.monotonic()
+        runtime = await self._taken(spec)
+        self.waited_s += time.monotonic() - began
+        try:
+            yield runtime
+        finally:
+            await self._sandboxes.remove(runtime)
+
+    async def _taken(self, spec: RuntimeSpec) -> Runtime:
+        if spec is self._spec and self._warm is not None:
+            warm = self._warm
+            try:
+                made = await asyncio.shield(warm)
+            except (SandboxError, OSError) as error:  # what failed beside a busy agent may work now
+                log.info("a warm sandbox could not be made; another is tried", extra={"attempt": self._name, "why": str(error)})
+            else:
+                self._warm = None
+                self._release_place()
+                return made
+            self._warm = None
+            self._release_place()
+        return await self._make(spec)
+
+    async def _make(self, spec: RuntimeSpec) -> Runtime:
+        self._made += 1
+        log_file = self._folder / f"prepare-evaluator-{self._made}.log"
+        return await self._sandboxes.make(spec, f"{self._name}-e{self._made}", task_folder=self._task_folder, log_file=log_file)
+
+    def _release_place(self) -> None:
+        if self._holds_place:
+            self._holds_place = False
+            self._places.give_back()

@@ -1,0 +1,108 @@
+"""`polar serve_gateway`: one node as a process, with its gateway, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from polar.gateway.gateway import Gateway
+from polar.gateway.serve import SWITCH_INTERVAL_S, serving
+from polar.rollout.config import NodeConfig, PolarConfig, Retry
+from polar.rollout.node.node import Node
+from polar.runtime import Owner
+
+Progress = Callable[[str], object]
+
+
+@asynccontextmanager
+async def serving_node(
+    config: NodeConfig,
+    *,
+    service_url: str | None = None,
+    service_token: str | None = None,
+    heartbeat_s: float = 5.0,
+    retry: Retry | None = None,
+    gateway: Gateway | None = None,
+    progress: Progress = lambda line: None,
+) -> AsyncIterator[Node]:
+    """A started node on its gateway's listeners. `gateway` replaces the one that `config` describes. At the end what runs is given the
+    gateway's `shutdown_s` to end by itself; the rest is lost, and said so to whoever waits for it."""
+    settings = config.gateway_config if gateway is None else gateway.config
+    if gateway is None:
+        if config.token is not None:
+            settings.admin_token = config.token
+        gateway = Gateway(settings)
+    config.work_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = await asyncio.to_thread(Owner.open, config.work_path / "sandboxes")
+    try:
+        async with serving(gateway, progress=progress, control_host=config.control_host):
+            node = Node(config, gateway, owner, service_url, service_token, heartbeat_s, retry=retry)
+            node.mount()
+            await node.start()
+            try:
+                yield node
+            finally:
+                await node.drain(settings.shutdown_s)
+                await node.aclose()
+    finally:
+        await asyncio.to_thread(owner.close)
+
+
+async def run_node(
+    config: PolarConfig,
+    node_id: str | None = None,
+    *,
+    ready: Progress = lambda line: None,
+    watch_parent: bool = False,
+    with_service: bool = True,
+) -> None:
+    """Runs the node of that name until SIGINT or SIGTERM; a second signal ends the waiting for what still runs. `ready` gets lines for
+    people. With `watch_parent` it ends when its parent does, which has nobody else to tell it. Raises `KeyError` for an unknown node."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    settings = config.node(node_id)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, signalled)
+    watcher = asyncio.create_task(_without_parent(stop)) if watch_parent else None
+    try:
+        async with serving_node(
+            settings,
+            service_url=config.rollout_url if with_service else None,
+            service_token=config.rollout.token if with_service else None,
+            heartbeat_s=config.gateway.heartbeat_interval_seconds,
+            retry=config.rollout.callback_retry,
+            progress=ready,
+        ) as node:
+            ready(f"node {settings.id}: model API {node.gateway.config.model_url}, control API {node.registration().gateway_url}")
+            await stop.wait()
+            ready("shutting down: waiting for sessions that run")
+            hurrying = asyncio.create_task(_hurry(hurry, node))
+            await node.drain(node.gateway.config.shutdown_s)
+            hurrying.cancel()
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+
+
+async def _hurry(hurry: asyncio.Event, node: Node) -> None:
+    await hurry.wait()
+    for attempt in list(node.attempts):
+        attempt.shut_down()
+
+
+async def _without_parent(stop: asyncio.Event) -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:  # noqa: ASYNC110 - a parent that dies sets no event
+        await asyncio.sleep(1.0)
+    stop.set()
