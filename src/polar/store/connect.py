@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
@@ -22,8 +23,11 @@ from polar.store.migrations import open_schema
 _POSTGRES = ("postgres:", "postgresql:", "postgresql+psycopg:")
 
 
-def open_engines(where: str | os.PathLike[str], *, busy_timeout_s: float, readers: int) -> tuple[Engine, Engine]:
-    """The writer's engine and the readers', their schema up to date. Raises `ConfigError` for a place that cannot be used."""
+def open_engines(
+    where: str | os.PathLike[str], *, busy_timeout_s: float, readers: int, schema: Callable[[Connection], object] = open_schema
+) -> tuple[Engine, Engine]:
+    """The writer's engine and the readers', their schema brought up to date by `schema`, inside one transaction. Raises `ConfigError` for a
+    place that cannot be used."""
     text = os.fspath(where)
     if text.startswith(_POSTGRES):
         engines = _postgres(text, busy_timeout_s, readers)
@@ -33,7 +37,7 @@ def open_engines(where: str | os.PathLike[str], *, busy_timeout_s: float, reader
         engines = _sqlite(sqlite_path(text), busy_timeout_s, readers)
     try:
         with engines[0].begin() as connection:
-            open_schema(connection)
+            schema(connection)
     except DatabaseError as error:
         for engine in engines:
             engine.dispose()

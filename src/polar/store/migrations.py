@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, MetaData, inspect, text
 
 from polar.errors import ConfigError
 from polar.store.tables import metadata
@@ -44,25 +44,33 @@ MIGRATIONS: tuple[Migration, ...] = (add_depth,)
 """`MIGRATIONS[n]` leads from version n to n + 1."""
 
 
-def open_schema(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS) -> int:
+def open_schema(
+    connection: Connection,
+    migrations: Sequence[Migration] = MIGRATIONS,
+    *,
+    tables: MetaData = metadata,
+    marks: frozenset[str] = frozenset({"sessions", "completions"}),
+    kind: str = "a Polar store",
+) -> int:
     """Brings the database to version `len(migrations)`, inside the caller's transaction. Returns the version found (-1: it was empty).
 
-    Raises `ConfigError` for a newer version, and for a database that holds tables of something else.
+    `tables` are made where there are none; a database without the tables `marks` is not `kind`. Raises `ConfigError` for a newer
+    version, and for a database that holds tables of something else.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
     target = len(migrations)
     names = set(inspect(connection).get_table_names())
     if not names:
-        metadata.create_all(connection)
+        tables.create_all(connection)
         connection.execute(text("INSERT INTO meta (name, value) VALUES ('schema_version', :version)"), {"version": str(target)})
         return -1
     version = None
-    if "meta" in names and {"sessions", "completions"} <= names:
+    if "meta" in names and marks <= names:
         version = connection.execute(text("SELECT value FROM meta WHERE name = 'schema_version'")).scalar()
     if version is None:
         raise ConfigError(
-            f"this database is not a Polar store: it holds the tables {', '.join(sorted(names)[:5])}. Name a file or database of its own."
+            f"this database is not {kind}: it holds the tables {', '.join(sorted(names)[:5])}. Name a file or database of its own."
         )
     found = int(version)
     if found > target:

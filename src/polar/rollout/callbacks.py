@@ -1,0 +1,149 @@
+"""Callbacks: results brought to the URL that the task named, at least once, until it takes them or `callback_retry` gives up.
+
+Each is a row written in the transaction that ended what it tells, so a crash between the two is impossible. `delivery_id` (in the body and
+as `X-Polar-Delivery`) is the same for every try. A 2xx answer takes it; anything else, silence too, is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import aiohttp
+from sqlalchemy import Connection, Row, func, select, update
+
+from polar.rollout.config import Retry
+from polar.rollout.database import Database, Transaction, unpacked
+from polar.rollout.reading import task_body
+from polar.rollout.tables import deliveries, results, tasks
+
+log = logging.getLogger("polar.rollout")
+
+ANSWER_S = 30.0
+AT_ONCE = 16
+PER_HOST = 8
+
+
+class Callbacks:
+    """The deliveries in motion. `ready(task)` is awaited before a task's result goes out: its files are to be there."""
+
+    def __init__(self, database: Database, retry: Retry, ready: Callable[[int], Awaitable[None]]) -> None:
+        self.wake = asyncio.Event()
+        self._database = database
+        self._retry = retry
+        self._ready = ready
+        self._busy: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._http: aiohttp.ClientSession | None = None
+
+    async def run(self) -> None:
+        """Delivers until it is cancelled."""
+        connector = aiohttp.TCPConnector(limit=AT_ONCE, limit_per_host=PER_HOST)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S), connector=connector) as self._http:
+            try:
+                while True:
+                    self.wake.clear()
+                    await self._begin()
+                    upcoming = await self._database.read(lambda connection: self._next(connection))
+                    wait_s = None if upcoming is None else max(0.05, upcoming - self._database.clock())
+                    try:
+                        await asyncio.wait_for(self.wake.wait(), wait_s)
+                    except TimeoutError:
+                        pass
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _begin(self) -> None:
+        room = AT_ONCE - len(self._busy)
+        if room <= 0:
+            return
+        for row in await self._database.read(lambda connection: self._due(connection, room)):
+            self._busy.add(row.id)
+            task = asyncio.create_task(self._deliver(row))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self.wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a callback failed inside the service; it is tried again", exc_info=error)
+
+    def _due(self, connection: Connection, room: int) -> Sequence[Row[Any]]:
+        query = select(deliveries).where(deliveries.c.state == "due", deliveries.c.next_try <= self._database.clock())
+        if self._busy:
+            query = query.where(deliveries.c.id.not_in(sorted(self._busy)))
+        return connection.execute(query.order_by(deliveries.c.next_try).limit(room)).all()
+
+    def _next(self, connection: Connection) -> float | None:
+        query = select(func.min(deliveries.c.next_try)).where(deliveries.c.state == "due")
+        if self._busy:
+            query = query.where(deliveries.c.id.not_in(sorted(self._busy)))
+        if len(self._busy) >= AT_ONCE:
+            return None
+        found: float | None = connection.execute(query).scalar()
+        return found
+
+    async def _deliver(self, row: Row[Any]) -> None:
+        try:
+            if row.session is None:
+                await self._ready(row.task)
+            body = await self._database.read(lambda connection: _body(connection, row))
+            why = "what it was about is gone" if body is None else await self._post(row, body)
+            await self._database.write(lambda tx: _noted(tx, row, why, self._retry))
+        except Exception:
+            await asyncio.sleep(1.0)  # the database is in trouble: not at once again
+            raise
+        finally:
+            self._busy.discard(row.id)
+
+    async def _post(self, row: Row[Any], body: bytes) -> str | None:
+        """Why it was not taken, if it was not."""
+        assert self._http is not None
+        headers = {
+            "content-type": "application/json",
+            "x-polar-delivery": row.id,
+            "x-polar-event": "session.finished" if row.session else "task.finished",
+        }
+        try:
+            async with self._http.post(row.url, data=body, headers=headers) as answer:
+                if 200 <= answer.status < 300:
+                    return None
+                return f"{answer.status}: {(await answer.content.read(300)).decode('utf-8', 'replace')}"
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            return str(error) or type(error).__name__
+
+
+def _body(connection: Connection, row: Row[Any]) -> bytes | None:
+    if row.session is not None:
+        packed = connection.execute(select(results.c.body).where(results.c.session == row.session)).scalar()
+        return None if packed is None else unpacked(packed)
+    task = connection.execute(select(tasks).where(tasks.c.id == row.task)).first()
+    return None if task is None else task_body(connection, task, delivery_id=row.id)
+
+
+def _noted(tx: Transaction, row: Row[Any], why: str | None, retry: Retry) -> None:
+    here = update(deliveries).where(deliveries.c.id == row.id)
+    if why is None:
+        tx.connection.execute(here.values(state="done", tries=row.tries + 1, error=None))
+        return
+    wait_s = min(retry.longest_seconds, retry.first_seconds * 2 ** min(row.tries, 30)) * random.uniform(0.5, 1.0)
+    over = tx.now + wait_s > row.created + retry.give_up_seconds
+    state = "given_up" if over else "due"
+    tx.connection.execute(here.values(state=state, tries=row.tries + 1, next_try=tx.now + wait_s, error=why.encode("utf-8", "replace")))
+    if over or row.tries == 0:
+        name = tx.connection.execute(select(tasks.c.name).where(tasks.c.id == row.task)).scalar()
+        tx.emit("callback.failed", name, row.session, delivery_id=row.id, url=row.url, error=why, tries=row.tries + 1, given_up=over)
+
+
+def redeliver(tx: Transaction, name: str) -> int:
+    """Callbacks of a task that were given up are due again. Returns how many."""
+    own = select(tasks.c.id).where(tasks.c.name == name).scalar_subquery()
+    again = update(deliveries).where(deliveries.c.task.in_(own), deliveries.c.state == "given_up")
+    tx.wake.add("deliver")
+    return tx.connection.execute(again.values(state="due", next_try=tx.now, created=tx.now)).rowcount

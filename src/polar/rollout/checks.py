@@ -1,0 +1,45 @@
+"""What is wrong with a task, said at its submission and not after an agent has worked for an hour. What only a node can know (its images,
+plug-ins that are installed there alone) is left to it."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from polar.errors import ConfigError
+from polar.rollout.models import TaskRequest
+
+
+def check_task(request: TaskRequest) -> None:
+    """Raises `ConfigError`."""
+    if request.callback_url is not None:
+        url = urlsplit(request.callback_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigError("callback_url must be an http or https URL")
+    if request.session_callbacks and request.callback_url is None:
+        raise ConfigError("session_callbacks needs a callback_url")
+    if request.early_stop is not None and request.early_stop.min_usable > request.num_samples:
+        raise ConfigError(f"early_stop.min_usable is more than the {request.num_samples} sessions of the task")
+    _check_harness(request)
+    _check_builder(request)
+    _check_evaluator(request)
+
+
+def _check_harness(request: TaskRequest) -> None:
+    from polar.harness import named
+
+    if request.agent.harness is not None:
+        named(request.agent.harness)
+
+
+def _check_builder(request: TaskRequest) -> None:
+    from polar.trajectory.builders import builder
+
+    builder(request.builder.strategy, request.builder.config)
+
+
+def _check_evaluator(request: TaskRequest) -> None:
+    spec = request.evaluator
+    if spec is not None and ":" not in spec.strategy:
+        from polar.evaluator import from_spec
+
+        from_spec(spec)

@@ -1,0 +1,231 @@
+"""How sessions and tasks end: once each, with a result, an event and the callbacks that are owed. Knows no HTTP.
+
+Every way to end (a node's result, attempts used up, a cancellation) comes through `finish`; it is the only writer of `results` and of
+the state `done`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Row, bindparam, insert, select, update
+
+from polar.rollout.database import Transaction, compressed, unpacked
+from polar.rollout.models import Outcome, SessionResult, SessionStatus
+from polar.rollout.tables import attempts, deliveries, results, sessions, tasks
+
+ACTIVE = ("dispatching", "accepted")
+"""States of an attempt that the session waits for."""
+
+BACKOFF_S = (1.0, 30.0)
+"""Before a session is tried again: doubles from the first to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a session ended. `body` is the result as callers get it, compressed; `None`: there is none from a node, one is written."""
+
+    status: SessionStatus
+    outcome: Outcome
+    error_code: str | None = None
+    error: str | None = None
+    reward: float | None = None
+    node: str | None = None
+    attempt: int = 0
+    turns: int = 0
+    sampled_tokens: int = 0
+    body: bytes | None = None
+
+    @classmethod
+    def of(cls, result: SessionResult, body: bytes) -> Ending:
+        return cls(
+            status=result.status,
+            outcome=result.outcome or "infrastructure",
+            error_code=result.error_code,
+            error=result.error,
+            reward=result.reward,
+            node=result.node_id,
+            attempt=result.attempt,
+            turns=result.turns,
+            sampled_tokens=result.sampled_tokens,
+            body=body,
+        )
+
+
+def dumped(result: SessionResult) -> bytes:
+    """The result as JSON. Its trajectory, which may have megabytes, is not copied on the way."""
+    return orjson.dumps({**result.model_dump(exclude={"trajectory"}), "trajectory": result.trajectory})
+
+
+def finish(tx: Transaction, task: Row[Any], ended: Sequence[tuple[Row[Any], Ending]]) -> None:
+    """Ends sessions of one task that are not done. The task ends with the last of them; an early stop may end the others."""
+    if not ended:
+        return
+    number = int(tx.connection.execute(select(tasks.c.done).where(tasks.c.id == task.id)).scalar_one())
+    good = sum(ending.outcome in ("graded", "policy") for _, ending in ended)
+    usable = sum(ending.outcome in ("graded", "policy") and ending.reward is not None for _, ending in ended)
+    rows, bodies = [], []
+    for session, ending in ended:
+        number += 1
+        body = ending.body if ending.body is not None else compressed(dumped(_written(task, session, ending)))
+        bodies.append({"session": session.id, "body": body})
+        rows.append(
+            {
+                "b_id": session.id,
+                "b_status": ending.status,
+                "b_outcome": ending.outcome,
+                "b_reward": ending.reward,
+                "b_code": ending.error_code,
+                "b_error": None if ending.error is None else ending.error.encode("utf-8", "replace"),
+                "b_node": ending.node or session.node,
+                "b_turns": ending.turns,
+                "b_tokens": ending.sampled_tokens,
+                "b_number": number,
+            }
+        )
+        tx.emit(
+            "session.finished",
+            task.name,
+            session.id,
+            status=ending.status,
+            outcome=ending.outcome,
+            reward=ending.reward,
+            error_code=ending.error_code,
+            turns=ending.turns,
+            sampled_tokens=ending.sampled_tokens,
+            sample=session.sample,
+            attempt=ending.attempt,
+            node_id=ending.node or session.node,
+        )
+    tx.connection.execute(
+        update(sessions)
+        .where(sessions.c.id == bindparam("b_id"))
+        .values(
+            state="done",
+            status=bindparam("b_status"),
+            outcome=bindparam("b_outcome"),
+            reward=bindparam("b_reward"),
+            error_code=bindparam("b_code"),
+            error=bindparam("b_error"),
+            node=bindparam("b_node"),
+            turns=bindparam("b_turns"),
+            sampled_tokens=bindparam("b_tokens"),
+            finish_number=bindparam("b_number"),
+            finished=tx.now,
+        ),
+        rows,
+    )
+    tx.connection.execute(insert(results), bodies)
+    if task.session_callbacks and task.callback_url:
+        tx.connection.execute(insert(deliveries), [owed(tx, task, f"{row.id}.{end.attempt}", row.id) for row, end in ended])
+        tx.wake.add("deliver")
+    tx.wake.add("save")
+    _release(tx, [row["b_id"] for row in rows])
+    _count(tx, task, len(rows), good, usable)
+
+
+def owed(tx: Transaction, task: Row[Any], delivery_id: str, session: str | None = None) -> dict[str, Any]:
+    """A delivery. Its id is the same for every try, so that receivers tell a repetition."""
+    return {
+        "id": delivery_id,
+        "task": task.id,
+        "session": session,
+        "url": task.callback_url,
+        "state": "due",
+        "tries": 0,
+        "next_try": tx.now,
+        "created": tx.now,
+    }
+
+
+def cancel_rest(tx: Transaction, task: Row[Any], code: str, why: str) -> int:
+    """Ends all sessions of a task that have not ended. Returns how many."""
+    query = select(sessions).where(sessions.c.task == task.id, sessions.c.state != "done").order_by(sessions.c.sample)
+    return cancel(tx, task, tx.connection.execute(query).all(), code, why)
+
+
+def cancel(tx: Transaction, task: Row[Any], rows: Sequence[Row[Any]], code: str, why: str) -> int:
+    """Ends these sessions, none of them done, as cancelled. What their nodes still do is stopped as soon as they can be told."""
+    ended = [(row, Ending("ERROR", "cancelled", code, why, attempt=row.attempt, turns=row.turns)) for row in rows]
+    finish(tx, task, ended)
+    return len(ended)
+
+
+def attempt_failed(tx: Transaction, task: Row[Any], session: Row[Any], attempt: Row[Any], end: str, failure: Ending) -> None:
+    """The session's current attempt failed by infrastructure: another one, on another node if there is one, or the session's end."""
+    error = (failure.error or "").encode("utf-8", "replace")
+    tx.connection.execute(
+        update(attempts)
+        .where(attempts.c.session == session.id, attempts.c.number == attempt.number)
+        .values(
+            state="ended", end=end, code=failure.error_code, error=error, ended=tx.now, turns=failure.turns if end == "failed" else None
+        )
+    )
+    failures = session.failures + 1
+    final = failures >= task.max_attempts
+    tx.emit(
+        "session.attempt_failed",
+        task.name,
+        session.id,
+        attempt=attempt.number,
+        node_id=attempt.node,
+        error_code=failure.error_code,
+        error=failure.error,
+        turns=failure.turns if end == "failed" else None,
+        retried=not final,
+    )
+    avoid = sorted({*orjson.loads(session.avoid), attempt.node})
+    values: dict[str, Any] = {"failures": failures, "avoid": orjson.dumps(avoid).decode()}
+    if not final:
+        wait = min(BACKOFF_S[1], BACKOFF_S[0] * 2 ** (failures - 1))
+        values |= {"state": "waiting", "status": "REGISTERED", "attempt": session.attempt + 1, "not_before": tx.now + wait}
+    tx.connection.execute(update(sessions).where(sessions.c.id == session.id).values(**values))
+    if final:
+        finish(tx, task, [(session, failure)])
+    tx.wake.add("schedule")
+
+
+def _written(task: Row[Any], session: Row[Any], ending: Ending) -> SessionResult:
+    """The result of a session that no node reported."""
+    return SessionResult(
+        session_id=session.id,
+        task_id=task.name,
+        status=ending.status,
+        outcome=ending.outcome,
+        node_id=ending.node or session.node,
+        error=ending.error,
+        error_code=ending.error_code,
+        attempt=ending.attempt,
+        sample=session.sample,
+        turns=ending.turns,
+        metadata=orjson.loads(unpacked(task.request)).get("metadata", {}),
+        delivery_id=f"{session.id}.{ending.attempt}",
+    )
+
+
+def _release(tx: Transaction, ids: list[str]) -> None:
+    """What still runs for these sessions is wanted no more."""
+    query = update(attempts).where(attempts.c.session == bindparam("b_id"), attempts.c.state.in_(ACTIVE)).values(state="cancelling")
+    if tx.connection.execute(query, [{"b_id": one} for one in ids]).rowcount:
+        tx.wake |= {"cancel", "schedule"}
+
+
+def _count(tx: Transaction, task: Row[Any], done: int, good: int, usable: int) -> None:
+    counted = update(tasks).where(tasks.c.id == task.id)
+    tx.connection.execute(counted.values(done=tasks.c.done + done, good=tasks.c.good + good, usable=tasks.c.usable + usable))
+    row = tx.connection.execute(select(tasks).where(tasks.c.id == task.id)).one()
+    if row.done >= row.total:
+        state = "completed" if row.good else "failed"
+        tx.connection.execute(update(tasks).where(tasks.c.id == task.id).values(state=state, finished=tx.now, stop_at=None))
+        tx.emit("task.finished", task.name, status=state, total=row.total, good=row.good, usable=row.usable)
+        if task.callback_url:
+            tx.connection.execute(insert(deliveries), [owed(tx, task, f"task-{uuid.uuid4().hex}")])
+            tx.wake.add("deliver")
+    elif row.min_usable is not None and row.usable >= row.min_usable and row.stop_at is None:
+        tx.connection.execute(update(tasks).where(tasks.c.id == task.id).values(stop_at=tx.now + row.grace_s))
+        if row.grace_s == 0:
+            cancel_rest(tx, row, "early_stop", f"the group has its {row.min_usable} usable sessions")

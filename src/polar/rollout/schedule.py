@@ -1,0 +1,235 @@
+"""Which waiting session goes to which node. Knows no HTTP: an attempt is written as `dispatching` before its node is asked, so a crash
+in between loses nothing; the node refuses the second of two equal attempts.
+
+A node's load is what this database has given it, not what its last heartbeat said, which is seconds old. Nodes with free run slots
+come first; one that failed the session is avoided while another could take it, for at most `AVOID_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Row, bindparam, func, insert, or_, select, update
+
+from polar.rollout.database import Transaction, unpacked
+from polar.rollout.ending import Ending, attempt_failed
+from polar.rollout.models import SessionDispatchRequest, TaskRequest
+from polar.rollout.tables import attempts, nodes, sessions, tasks
+
+AVOID_S = 30.0
+BATCH = 256
+"""Sessions assigned in one transaction at most."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A node as the choice sees it."""
+
+    id: str
+    url: str
+    token: str | None
+    instance: str | None
+    run_slots: int
+    capacity: int
+    backends: frozenset[str] | None
+    load: int = 0
+    lease_s: float = 15.0
+    open: bool = True
+    """False: it exists and could run such sessions, but takes none now."""
+
+    def runs(self, backend: str | None) -> bool:
+        return backend is None or self.backends is None or backend in self.backends
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.load if self.open else 0
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Least first: the node with most free run slots, then the one that is least full."""
+        return (min(0, self.load - self.run_slots), self.load / max(1, self.capacity), self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """An attempt to be brought to its node."""
+
+    session: str
+    attempt: int
+    node: str
+    url: str
+    token: str | None
+    body: bytes
+
+
+def lease_s(interval_s: float, configured_s: float | None) -> float:
+    """How long an attempt outlives its node's last heartbeat."""
+    return configured_s if configured_s is not None else 3 * interval_s
+
+
+def candidate(row: Row[Any], load: int, now: float, configured_s: float | None) -> Candidate:
+    """`capacity`: as the node says, else sessions in init and post-run workers, in run and ready for it."""
+    metrics = orjson.loads(unpacked(row.metrics))
+    backends = metrics.get("backends")
+    told = metrics.get("capacity")
+    return Candidate(
+        id=row.id,
+        url=row.url,
+        token=row.token,
+        instance=row.instance,
+        run_slots=row.max_run,
+        capacity=told if isinstance(told, int) and told > 0 else row.max_init + 2 * row.max_run + row.max_postrun,
+        backends=frozenset(map(str, backends)) if isinstance(backends, list) and backends else None,
+        load=load,
+        lease_s=lease_s(row.interval_s, configured_s),
+        open=row.blocked_until <= now and metrics.get("postrun_queue_depth", 0) < 2 * row.max_postrun,
+    )
+
+
+def choose(candidates: Sequence[Candidate], backend: str | None, avoid: frozenset[str], waited_s: float) -> Candidate | None:
+    """The node for a session, or `None` where it has to wait."""
+    able = [one for one in candidates if one.runs(backend)]
+    fresh = [one for one in able if one.id not in avoid]
+    pool = fresh if fresh and (waited_s < AVOID_S or any(one.free > 0 for one in fresh)) else able
+    return min((one for one in pool if one.free > 0), key=lambda one: one.order, default=None)
+
+
+def candidates(tx: Transaction, configured_s: float | None) -> list[Candidate]:
+    """All nodes that are there and not being drained."""
+    query = select(nodes).where(nodes.c.state == "up", ~nodes.c.drained, ~nodes.c.draining)
+    rows = tx.connection.execute(query).all()
+    if not rows:
+        return []
+    counted = select(attempts.c.node, func.count()).where(attempts.c.state.in_(("dispatching", "accepted", "cancelling")))
+    loads = {row[0]: int(row[1]) for row in tx.connection.execute(counted.group_by(attempts.c.node))}
+    return [candidate(row, loads.get(row.id, 0), tx.now, configured_s) for row in rows]
+
+
+def assign(tx: Transaction, configured_s: float | None) -> list[Dispatch]:
+    """Gives waiting sessions to nodes, as many as fit (and `BATCH` at most)."""
+    found = candidates(tx, configured_s)
+    free = [one for one in found if one.free > 0]
+    room = sum(one.free for one in free)
+    if not room:
+        return []
+    query = select(sessions).where(sessions.c.state == "waiting", sessions.c.not_before <= tx.now)
+    if all(one.backends is not None for one in free):  # sessions that nobody with room can run don't hold up the others
+        able = sorted({backend for one in free for backend in one.backends or ()})
+        query = query.where(or_(sessions.c.backend.is_(None), sessions.c.backend.in_(able)))
+    query = query.order_by(sessions.c.urgency, sessions.c.rank, sessions.c.place).limit(min(room, BATCH) + 32)
+    chosen: list[tuple[Row[Any], Candidate]] = []
+    for session in tx.connection.execute(query).all():
+        node = choose(found, session.backend, frozenset(orjson.loads(session.avoid)), tx.now - max(session.not_before, session.created))
+        if node is not None and len(chosen) < BATCH:
+            node.load += 1
+            chosen.append((session, node))
+    return _write(tx, chosen)
+
+
+def _write(tx: Transaction, chosen: list[tuple[Row[Any], Candidate]]) -> list[Dispatch]:
+    if not chosen:
+        return []
+    rows = [
+        {
+            "session": session.id,
+            "number": session.attempt,
+            "node": node.id,
+            "instance": node.instance,
+            "state": "dispatching",
+            "status": "REGISTERED",
+            "lease_until": tx.now + node.lease_s,
+            "created": tx.now,
+        }
+        for session, node in chosen
+    ]
+    tx.connection.execute(insert(attempts), rows)
+    values = {"state": "running", "node": bindparam("b_node"), "started": func.coalesce(sessions.c.started, tx.now)}
+    running = update(sessions).where(sessions.c.id == bindparam("b_id")).values(**values)
+    tx.connection.execute(running, [{"b_id": row["session"], "b_node": row["node"]} for row in rows])
+    names = _tasks(tx, sorted({session.task for session, _ in chosen}))
+    for session, node in chosen:
+        request = names[session.task]
+        tx.emit("session.assigned", request.task_id, session.id, node_id=node.id, attempt=session.attempt, sample=session.sample)
+    if len(chosen) == BATCH:
+        tx.wake.add("schedule")  # there may be more
+    return [Dispatch(s.id, s.attempt, n.id, n.url, n.token, dispatch_body(names[s.task], s)) for s, n in chosen]
+
+
+def dispatching(tx: Transaction) -> list[Dispatch]:
+    """Attempts that were decided by a service that is no more: their nodes are asked (again)."""
+    query = (
+        select(attempts.c.number, sessions, nodes.c.id.label("node_id"), nodes.c.url, nodes.c.token)
+        .join(sessions, sessions.c.id == attempts.c.session)
+        .join(nodes, nodes.c.id == attempts.c.node)
+        .where(attempts.c.state == "dispatching")
+    )
+    rows = tx.connection.execute(query).all()
+    requests = _tasks(tx, sorted({row.task for row in rows}))
+    return [Dispatch(r.id, r.number, r.node_id, r.url, r.token, dispatch_body(requests[r.task], r)) for r in rows]
+
+
+def dispatch_body(request: TaskRequest, session: Row[Any]) -> bytes:
+    """What the node gets. The agent's time does not run while its session waits for a node."""
+    fields = set(SessionDispatchRequest.model_fields) & set(TaskRequest.model_fields) - {"callback_url"}
+    return SessionDispatchRequest(
+        session_id=session.id,
+        remaining_timeout_seconds=request.timeout_seconds,
+        attempt=session.attempt,
+        sample=session.sample,
+        **{name: getattr(request, name) for name in fields},
+    ).model_dump_json().encode()  # fmt: skip
+
+
+def _tasks(tx: Transaction, ids: list[int]) -> dict[int, TaskRequest]:
+    rows = tx.connection.execute(select(tasks.c.id, tasks.c.request).where(tasks.c.id.in_(ids))).all()
+    return {row.id: TaskRequest.model_validate_json(unpacked(row.request)) for row in rows}
+
+
+def accepted(tx: Transaction, session: str, attempt: int) -> bool:
+    """The node has it. False: it is not wanted any more, and the node has to be told."""
+    here = (attempts.c.session == session, attempts.c.number == attempt)
+    taken = update(attempts).where(*here, attempts.c.state == "dispatching").values(state="accepted", accepted=tx.now)
+    if tx.connection.execute(taken).rowcount:
+        return True
+    state = tx.connection.execute(select(attempts.c.state).where(*here)).scalar()
+    return state not in ("cancelling", "ended", None)
+
+
+def is_dispatching(connection: Connection, dispatch: Dispatch) -> bool:
+    """Whether the attempt still waits for its node's answer."""
+    here = (attempts.c.session == dispatch.session, attempts.c.number == dispatch.attempt)
+    state = connection.execute(select(attempts.c.state).where(*here)).scalar()
+    return state in ("dispatching", "cancelling")
+
+
+def returned(tx: Transaction, session: str, attempt: int, node: str, block_s: float) -> None:
+    """The node does not have it, and said so (it is full) or cannot have it (nothing answered): back into the queue, at its old place,
+    and no failure of the session's. The node gets nothing for `block_s`."""
+    tx.connection.execute(update(nodes).where(nodes.c.id == node).values(blocked_until=tx.now + block_s))
+    here = (attempts.c.session == session, attempts.c.number == attempt)
+    state = tx.connection.execute(select(attempts.c.state).where(*here)).scalar()
+    if state == "dispatching":
+        tx.connection.execute(attempts.delete().where(*here))
+        tx.connection.execute(update(sessions).where(sessions.c.id == session).values(state="waiting", node=None))
+    elif state == "cancelling":
+        tx.connection.execute(update(attempts).where(*here).values(state="ended", end="cancelled", ended=tx.now))
+    tx.wake.add("schedule")
+
+
+def refused(tx: Transaction, dispatch: Dispatch, why: str) -> None:
+    """The node will not run this session at all: an attempt that failed, so that another node gets it, or it ends with the reason."""
+    here = (attempts.c.session == dispatch.session, attempts.c.number == dispatch.attempt)
+    attempt = tx.connection.execute(select(attempts).where(*here)).first()
+    if attempt is None or attempt.state == "ended":
+        return
+    if attempt.state == "cancelling":
+        tx.connection.execute(update(attempts).where(*here).values(state="ended", end="cancelled", ended=tx.now))
+        return
+    session = tx.connection.execute(select(sessions).where(sessions.c.id == dispatch.session)).one()
+    task = tx.connection.execute(select(tasks).where(tasks.c.id == session.task)).one()
+    error = f"the node {dispatch.node!r} refused the session: {why}"
+    ending = Ending("ERROR", "infrastructure", "dispatch_refused", error, node=dispatch.node, attempt=dispatch.attempt)
+    attempt_failed(tx, task, session, attempt, "failed", ending)
