@@ -14,7 +14,7 @@ from polar.records import Completion, Head, Status
 from polar.tokens import pointers
 from polar.tokens.history import History
 from polar.tokens.path import TokenPath
-from polar.tokens.plan import Match, Plan, Reading
+from polar.tokens.plan import Known, Match, Plan, Reading
 
 SECRET = b"a secret of thirty-two bytes....."
 BASH = Tool("bash", "Runs a command", {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]})
@@ -32,11 +32,14 @@ class Session:
         self.turns: dict[int, Completion] = {}
         self.next = 0
         self.match = Match()
+        self.known: Known | None = None
 
     def ask(self, *messages: Message, **fields: Any) -> Plan:
         request = ChatRequest("any", tuple(messages), **fields)
         request = self.path.normalise(request, self.secret)
-        keys = self.path.keys(request)
+        keys = self.path.keys(request, self.known)
+        assert keys == self.path.keys(request)
+        self.known = Known(request.messages, keys)
         self.match = self.history.match(keys, request, secret=self.secret)
         parent = None if self.match.parent is None else self.turns[self.match.parent]
         return self.path.assemble(request, keys, self.match, parent)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polar.chat import Image, Message, Role, Text, Thinking, ToolCall
+from polar.chat import ChatRequest, Image, Message, Role, Text, Thinking, ToolCall
 from polar.errors import ConfigError, ContextOverflow, InvalidRequest
 from polar.testing.tokenizer import WordTokenizer
 from polar.tokens.path import TokenPath
+from polar.tokens.plan import Known
 from polar.tokens.tokenizer import Tokenizer
 from tokens.samples import odd_json, texts
 from tokens.session import TOOLS, Session, call_text, echo, result, system, user
@@ -103,3 +105,15 @@ def test_a_call_in_mode_messages_goes_back_to_tokens_afterwards(session: Session
     plan = session.path.assemble(request, keys, match, session.turns[0], mode="messages")
     assert (plan.mode, plan.prompt_ids, plan.parent) == ("messages", None, 0)
     assert plan.cause is not None
+
+
+@lawful
+@given(st.lists(any_message(), max_size=6), st.lists(any_message(), max_size=4), st.data())
+def test_fingerprints_do_not_depend_on_what_was_known_before(
+    qwen3_path: TokenPath, first: list[Message], more: list[Message], data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(0, len(first)))
+    one = ChatRequest("any", tuple(first), tools=data.draw(st.sampled_from([TOOLS, ()])))
+    other = replace(one, messages=(*first[:kept], *more), thinking=data.draw(st.sampled_from([None, False])))
+    known = Known(one.messages, qwen3_path.keys(one))
+    assert qwen3_path.keys(other, known) == qwen3_path.keys(other)

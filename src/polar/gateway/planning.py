@@ -16,7 +16,7 @@ from polar.gateway.sessions import SessionState
 from polar.gateway.turnstile import Turnstile
 from polar.store.base import Store
 from polar.tokens import fingerprint
-from polar.tokens.plan import Plan
+from polar.tokens.plan import Keys, Known, Plan
 
 LONG_RENDER_CHARS = 16_000
 """Requests whose unmatched part is longer than this, arguments and tools included, are rendered off the event loop."""
@@ -29,8 +29,9 @@ async def plan_prompt(
     path = served.path
     request = path.normalise(request, state.record.secret)
     mode = await served.mode_for(request)
-    async with turnstile.step(sum(map(_size, request.messages))):
-        keys = path.keys(request)
+    size = sum(map(_size, request.messages))
+    async with turnstile.step(size):
+        keys = _keys(request, state, served, size)
     match = state.history.match(keys, request, secret=state.record.secret)
     parent = None
     if match.parent is not None:
@@ -47,6 +48,16 @@ async def plan_prompt(
         render = partial(path.assemble, request, keys, match, parent, mode=mode)
         return await asyncio.get_running_loop().run_in_executor(renderer, render)
     return path.assemble(request, keys, match, parent, mode=mode)
+
+
+def _keys(request: ChatRequest, state: SessionState, served: Served, size: int) -> Keys:
+    """The request's fingerprints, from where it goes beyond the last request of its conversation. Which that is is a guess by the length
+    of its opening: a wrong one costs a comparison, never another result."""
+    opening = _size(request.messages[0]) if request.messages else 0
+    place = (state.record.id, opening)
+    keys = served.path.keys(request, served.known.get(place))
+    served.known.put(place, Known(request.messages, keys), 2 * size)
+    return keys
 
 
 def _size(message: Message) -> int:

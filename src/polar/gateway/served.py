@@ -24,11 +24,16 @@ from polar.errors import ConfigError, EngineError, EngineUnavailable, NotFound
 from polar.gateway.config import EngineConfig
 from polar.gateway.renders import PathSpec, RenderProcess
 from polar.records import Completion
+from polar.store.cache import Cache
 from polar.tokens import fingerprint
 from polar.tokens.path import TokenPath
+from polar.tokens.plan import Known
 from polar.tokens.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger("polar.gateway")
+
+KNOWN_BYTES = 32 << 20
+"""Memory for requests whose fingerprints are known, over all sessions."""
 
 
 class Served:
@@ -58,6 +63,8 @@ class Served:
         self.report: Report | None = None
         self.provenance: JsonObject = {}
         self.tokenizer: Tokenizer | None = None
+        self.known: Cache[tuple[str, int], Known] = Cache(KNOWN_BYTES)
+        """The last request of each conversation, for `TokenPath.keys`, by session and length of its opening."""
         self._refused_tools: dict[bytes, str] = {}
         self._agreed_tools: set[bytes] = set()
         self._checking: dict[bytes, asyncio.Lock] = {}

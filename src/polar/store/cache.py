@@ -42,6 +42,13 @@ class Cache(Generic[K, V]):
             while self.size > self.capacity:
                 self._drop(next(iter(self._entries)))
 
+    def swap(self, key: K, value: V) -> None:
+        """Replaces what `key` has, if it has anything, by something of the same size; its place in the order stays."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries[key] = (value, entry[1])
+
     def retire(self, key: K) -> None:
         """Makes `key` the first to go: it is unlikely to be asked for again."""
         with self._lock:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, Table, insert, select, update
+from sqlalchemy import Connection, Row, Select, Table, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -150,7 +150,7 @@ class SqlStore(Store):
         entry = self._recent.get(key)
         if entry is not None:
             completion, depth = entry
-            self._remember(replace(completion, **changes), depth)
+            self._recent.swap(key, (replace(completion, **changes), depth))
 
     def _remember(self, completion: Completion, depth: int) -> None:
         self._recent.put((completion.session, completion.number), (completion, depth), weight(completion))
@@ -159,6 +159,9 @@ class SqlStore(Store):
         """Encodes a batch's completions and writes their blobs, by hash: two processes must not wait for each other in a circle."""
         pending: dict[Key, tuple[Completion, int]] = {}
         new: dict[bytes, bytes] = {}
+        marks = [work for work in works if isinstance(work, _Delivered)]
+        for mark in marks:
+            mark.together = marks if mark is marks[-1] else []
         for work in works:
             if isinstance(work, _Append):
                 work.encode(connection, pending)
@@ -338,16 +341,23 @@ class _Append(Work):
             self.store._appended(encoded)
 
 
-class _Delivered(Work):
-    urgent = False
+_MARK = (
+    update(completions)
+    .where(completions.c.session == bindparam("of_session"), completions.c.number == bindparam("of_number"))
+    .values(delivered=True)
+)
 
+
+class _Delivered(Work):
     def __init__(self, store: SqlStore, key: Key) -> None:
         self.store = store
         self.key = key
+        self.together: Sequence[_Delivered] = (self,)
+        """The last mark of a batch writes all of them, in one statement."""
 
     def write(self, connection: Connection) -> None:
-        here = (completions.c.session == self.key[0]) & (completions.c.number == self.key[1])
-        connection.execute(update(completions).where(here).values(delivered=True))
+        if self.together:
+            connection.execute(_MARK, [{"of_session": mark.key[0], "of_number": mark.key[1]} for mark in self.together])
 
     def committed(self) -> None:
         self.store._amend(self.key, delivered=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from sys import getsizeof
 from typing import Any
 
@@ -13,39 +12,36 @@ _OBJECT = 120
 """Bytes of a small object with its slots, and of the pointer to it."""
 
 
-@singledispatch
 def weight(value: Any) -> int:
-    """Bytes, with everything inside it."""
-    return getsizeof(value)
+    """Bytes, with everything inside it; of a completion without its tools, which all completions of a harness share.
 
-
-@weight.register(dict)
-@weight.register(list)
-@weight.register(tuple)
-def _(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> int:
-    """Without recursion: a tool's schema may nest as deep as JSON is read."""
+    Without recursion: a tool's schema may nest as deep as JSON is read.
+    """
     size = 0
     pending: list[Any] = [value]
     while pending:
         one = pending.pop()
-        if isinstance(one, dict):
-            size += _OBJECT
-            pending += one.keys()
-            pending += one.values()
-        elif isinstance(one, list | tuple):
+        kind = type(one)
+        if kind is dict:
             size += _OBJECT
             pending += one
+            pending += one.values()
+        elif kind is list or kind is tuple:
+            size += _OBJECT
+            pending += one
+        elif kind is Completion:
+            size += _completion(one)
+            pending += (one.sampling, one.asked, one.provenance, one.hints, one.options)
+        elif kind is Tool:
+            size += 4 * _OBJECT + getsizeof(one.name) + getsizeof(one.description or "")
+            pending.append(one.parameters)
+        elif kind is Message:
+            size += _message(one)
         else:
-            size += weight(one)
+            size += getsizeof(one)
     return size
 
 
-@weight.register
-def _(value: Tool) -> int:
-    return 4 * _OBJECT + getsizeof(value.name) + getsizeof(value.description or "") + weight(value.parameters)
-
-
-@weight.register(Message)
 def _message(value: Message) -> int:
     content = value.content
     size = _OBJECT + (
@@ -62,10 +58,7 @@ def _message(value: Message) -> int:
     return size
 
 
-@weight.register
-def _(value: Completion) -> int:
-    """Without its tools, which all completions of a harness share."""
+def _completion(value: Completion) -> int:
     arrays = (value.prompt_ids, value.sampled_ids, value.logprobs)
     size = 10 * _OBJECT + sum(array.nbytes for array in arrays if array is not None)
-    size += sum(map(_message, value.messages)) + _message(value.answer)
-    return size + sum(map(weight, (value.sampling, value.asked, value.provenance, value.hints, value.options)))
+    return size + sum(map(_message, value.messages)) + _message(value.answer)

@@ -35,13 +35,12 @@ PROBE_S = 1.0
 HEAVY_BATCH = 2
 """Heavy works in one transaction at most."""
 LINGER_S = 1.0
-"""For how long a write that nobody waits for may look for company."""
+"""For how long writes that nobody waits for are gathered."""
 
 
 class Work(ABC):
-    """Something to write. `urgent` works have a caller who waits; `heavy` ones take milliseconds to pack."""
+    """Something to write. `heavy` works take milliseconds to pack."""
 
-    urgent = True
     heavy = False
 
     @abstractmethod
@@ -80,6 +79,8 @@ class Writer:
         self._prepare = prepare
         self._probe = probe
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._posted: deque[Job] = deque()
+        self._posted_since = 0.0
         self._submitting = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="polar-store", daemon=True)
@@ -92,11 +93,17 @@ class Writer:
         return await future
 
     def post(self, work: Work) -> None:
-        """Writes `work` in good time; nobody waits, a failure is only seen in `trouble`. A store that is closed gives it up."""
-        try:
-            self._put(Job(work, None))
-        except StoreError:
-            work.failed()
+        """Writes `work` in good time; nobody waits, a failure is only seen in `trouble`. A store that is closed gives it up.
+
+        The thread is not woken: it looks for such works whenever it is awake, which is at least once in `LINGER_S`.
+        """
+        with self._submitting:
+            if not self._closed:
+                if not self._posted:
+                    self._posted_since = time.monotonic()
+                self._posted.append(Job(work, None))
+                return
+        work.failed()
 
     def close(self) -> None:
         """Writes what was submitted, then ends the thread. Blocks; a second call returns at once."""
@@ -131,23 +138,32 @@ class Writer:
     def _take(self, *, wait: bool) -> tuple[list[Job], bool]:
         """The next batch, and whether there will be another. Empty, after waiting: a store in trouble is due for a try."""
         jobs: list[Job] = []
-        until: float | None = time.monotonic() + (PROBE_S if wait else 0.0) if self.trouble or not wait else None
-        urgent = False
-        while len(jobs) < BATCH:
+        due = time.monotonic() + PROBE_S
+        while not jobs:
             try:
-                if urgent:
+                job = self._queue.get(timeout=LINGER_S if wait else 0.0)
+                while job is not None:
+                    jobs.append(job)
+                    if len(jobs) == BATCH:
+                        break
                     job = self._queue.get_nowait()
-                else:
-                    job = self._queue.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+                else:  # closing: what was gathered goes along
+                    return [*jobs, *self._gathered()], False
             except queue.Empty:
+                pass
+            now = time.monotonic()
+            if self._posted and now - self._posted_since >= LINGER_S:
+                jobs += self._gathered()
+            if not wait or (self.trouble and now >= due):
                 break
-            if job is None:
-                return jobs, False
-            jobs.append(job)
-            urgent |= job.work.urgent
-            if until is None:
-                until = time.monotonic() + LINGER_S
         return jobs, True
+
+    def _gathered(self) -> list[Job]:
+        """The works that nobody waits for."""
+        with self._submitting:
+            jobs = list(self._posted)
+            self._posted.clear()
+        return jobs
 
     def _write(self, jobs: list[Job]) -> None:
         works = [job.work for job in jobs]

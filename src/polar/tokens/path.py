@@ -21,7 +21,7 @@ from polar.records import Break, Cause, Completion, Ids, Mode
 from polar.tokens import fingerprint, pointers, restore
 from polar.tokens.drift import Reason, find_break, refine
 from polar.tokens.live import LiveReader
-from polar.tokens.plan import Keys, Match, Plan, Reading
+from polar.tokens.plan import Keys, Known, Match, Plan, Reading
 from polar.tokens.reading import (
     answer_from,
     client_logprobs,
@@ -93,22 +93,26 @@ class TokenPath:
         messages = tuple(self._normalise(message, secret) for message in fold_system(request.messages))
         return replace(request, messages=messages)
 
-    def keys(self, request: ChatRequest) -> Keys:
-        """Root and running fingerprints of a normalised request: one pass over its text."""
+    def keys(self, request: ChatRequest, known: Known | None = None) -> Keys:
+        """Root and running fingerprints of a normalised request: one pass over its text, or over what is new in it where `known` is an
+        earlier request of the same conversation. The result is the same."""
         messages = request.messages
-        system = messages[0].text if messages and messages[0].role == "system" else ""
-        root = b"".join(
-            (
-                self._model_part,
-                fingerprint.tools_part(request.tools),
-                self._settings_part(request),
-                fingerprint.part(system.encode("utf-8", "surrogatepass")),
-            )
-        )
+        head = self._model_part + fingerprint.tools_part(request.tools) + self._settings_part(request)
+        if known is not None and messages and known.messages[:1] == messages[:1]:
+            root = head + known.keys.root[24:]
+        else:
+            system = messages[0].text if messages and messages[0].role == "system" else ""
+            root = head + fingerprint.part(system.encode("utf-8", "surrogatepass"))
         strict: list[bytes] = []
         loose: list[bytes] = []
         strict_now, loose_now = root, fingerprint.START
-        for message in messages:
+        if known is not None and root == known.keys.root:
+            pairs = zip(messages, known.messages, strict=False)
+            same = next((place for place, (new, old) in enumerate(pairs) if new != old), min(len(messages), len(known.messages)))
+            if same:
+                strict, loose = list(known.keys.strict[:same]), list(known.keys.loose[:same])
+                strict_now, loose_now = strict[-1], loose[-1]
+        for message in messages[len(strict) :]:
             digest = fingerprint.message_digest(message)
             strict_now = fingerprint.extend(strict_now, digest)
             if message.role != "system":
@@ -279,7 +283,7 @@ class TokenPath:
 
     def _settings_part(self, request: ChatRequest) -> bytes:
         if self.renderer is not None:
-            return fingerprint.part(fingerprint.canonical_value(self._rendering(template_arguments(self.renderer, request)).settings))
+            return self._rendering(template_arguments(self.renderer, request)).settings_part
         return fingerprint.part(fingerprint.canonical_value([request.thinking, request.effort]))
 
     def _rendering(self, arguments: JsonObject) -> Rendering:

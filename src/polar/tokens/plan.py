@@ -33,6 +33,14 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """A normalised request's messages with their fingerprints: the next request of that conversation need not be hashed from its start."""
+
+    messages: tuple[Message, ...]
+    keys: Keys
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """The turn that a request continues.
 

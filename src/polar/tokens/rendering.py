@@ -10,7 +10,9 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -22,6 +24,7 @@ from renderers.configs import config_from_name
 from polar.chat import ChatRequest, JsonObject, Message, Tool
 from polar.errors import ConfigError, InvalidRequest
 from polar.records import Ids
+from polar.tokens import fingerprint
 from polar.tokens.tokenizer import PlainTokenizer
 
 _TAIL_ONLY = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
@@ -33,6 +36,8 @@ _TAGGED = frozenset({"qwen3", "prime-qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "
 """Renderers of answers marked by single tokens `<think> </think> <tool_call> </tool_call>`: these can be read as they stream."""
 _KNOWN_TEMPLATES = {"87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5": "qwen3"}
 _HEADS_KEPT = 256
+_EFFORT_CHARS = 32
+"""No provider's word for an effort is longer; whatever else a harness sends there is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +75,23 @@ def renderer_name(tokenizer: Any, *, model: str, renderer: str | None) -> str:
 
 def template_arguments(name: str, request: ChatRequest) -> JsonObject:
     """The template arguments that this request's thinking switch and effort set, as far as the renderer knows them."""
+    known = request.effort is None or len(request.effort) <= _EFFORT_CHARS
+    return dict((_arguments if known else _arguments.__wrapped__)(name, request.thinking, request.effort))
+
+
+@lru_cache(maxsize=256)
+def _arguments(name: str, thinking: bool | None, effort: str | None) -> tuple[tuple[str, Any], ...]:
     default = config_from_name(name)
     assert default is not None
     fields = type(default).template_field_names()
     wanted: JsonObject = {}
-    if request.thinking is not None and "enable_thinking" in fields:
-        wanted["enable_thinking"] = request.thinking
-    if request.effort is not None and "reasoning_effort" in fields:
-        try:
-            type(default)(**wanted, reasoning_effort=request.effort)
-        except ValueError:  # pydantic's: an effort of another provider, which this model has no word for
-            return wanted
-        wanted["reasoning_effort"] = request.effort
-    return wanted
+    if thinking is not None and "enable_thinking" in fields:
+        wanted["enable_thinking"] = thinking
+    if effort is not None and "reasoning_effort" in fields:
+        with suppress(ValueError):  # pydantic's: an effort of another provider, which this model has no word for
+            type(default)(**wanted, reasoning_effort=effort)
+            wanted["reasoning_effort"] = effort
+    return tuple(wanted.items())
 
 
 class Rendering:
@@ -100,8 +109,10 @@ class Rendering:
             raise ConfigError(f"renderer {name} does not fit the tokenizer {tokenizer.name_or_path}: {error}") from error
         self.name = name
         self.settings: JsonObject = config.model_dump(mode="json")
+        self.settings_part = fingerprint.part(fingerprint.canonical_value(self.settings))
+        """What a root says of the settings."""
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
-        self._stops = np.array(self.stop_token_ids, dtype=np.int32)
+        self._stops = self.stop_token_ids or (-1,)
         self.markers = self._find_markers()
         self._heads: OrderedDict[bytes, Ids] = OrderedDict()
         self._lock = threading.Lock()
@@ -208,7 +219,10 @@ class Rendering:
         """The index of the last stop token, where the prompt's last, open turn begins; 0 without one."""
         for end in range(len(prompt), 0, -512):
             block = prompt[max(0, end - 512) : end]
-            places = np.flatnonzero(np.isin(block, self._stops))
+            found = block == self._stops[0]
+            for stop in self._stops[1:]:
+                found |= block == stop
+            places = found.nonzero()[0]
             if len(places):
                 return max(0, end - 512) + int(places[-1])
         return 0

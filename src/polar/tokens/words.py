@@ -31,7 +31,7 @@ _CHUNK = 8192
 """Characters that are cut at once: the interpreter's lock is held meanwhile."""
 _LONG_WORD = 32
 _REMEMBERED = 1 << 16
-"""Words; some 12 MB at most."""
+"""Texts; some 12 MB at most."""
 
 
 class WordEncoder:
@@ -45,11 +45,16 @@ class WordEncoder:
         ).findall
         self._added = re.compile("|".join(map(re.escape, added))).search if added else None
         self._known: dict[str, tuple[int, ...]] = {}
+        self._short: dict[str, tuple[int, ...]] = {}
+        """Short texts that the library encoded: templates write the same few marks again and again."""
 
     def encode(self, text: str, whole: Callable[[str], list[int]]) -> list[int]:
         """The ids of `text`; `whole` encodes the lines that are not plain, several of them together."""
         if len(text) <= _CHUNK and self._plain(text):
             return self._encode(text)
+        if len(text) <= _LONG_WORD:
+            known = self._short.get(text)
+            return list(_remember(self._short, text, tuple(whole(text))) if known is None else known)
         ids: list[int] = []
         for plain, lines in groupby(_LINE.split(text), self._plain):
             if plain:
@@ -71,11 +76,14 @@ class WordEncoder:
 
     def _look_up(self, word: str) -> tuple[int, ...]:
         ids = tuple(token.id for token in self._model.tokenize(word.translate(_BYTES)))
-        if len(word) <= _LONG_WORD:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[word] = ids
-        return ids
+        return _remember(self._known, word, ids) if len(word) <= _LONG_WORD else ids
+
+
+def _remember(known: dict[str, tuple[int, ...]], text: str, ids: tuple[int, ...]) -> tuple[int, ...]:
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[text] = ids
+    return ids
 
 
 def _gathered(lines: Iterator[str]) -> Iterator[str]:
