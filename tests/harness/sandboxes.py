@@ -69,7 +69,9 @@ class RealCommands(FakeRuntime):
                 if on_output is not None:
                     on_output("stdout" if name == "stdout" else "stderr", data)
 
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         timed_out = False
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""The patch: everything that changed in the work folder, whatever the agent did to its own repository; applied, it gives the same folder."""
+"""The patch: what changed in the work folder, whatever the agent did to its own repository; applied, it gives the same folder."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ class AgentSpec(BaseModel):
     mcp_servers: list[McpServer] = Field(default_factory=list)
     skills_path: str | None = None
     """A folder on the node with one folder a skill (`SKILL.md` inside), relative to the task's."""
-    custom_shell: str | list[str] | dict[str, Any] | list[dict[str, Any]] | None = None
-    """The command of the harness `shell`; `{{INSTRUCTION}}` and its kin are replaced, quoted."""
+    custom_shell: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
+    """The command of the harness `shell`, or several that run one after another; `{{INSTRUCTION}}` and its kin are replaced, quoted. An
+    object has `command`, `cwd`, `env` and `timeout_sec` (the reference's `ExecInput`)."""
     install: Literal["mount", "copy", "present"] = "mount"
     """How the CLI gets into the sandbox: mounted read-only from the node, copied in, or already part of the image (found on its PATH)."""
 
