@@ -75,6 +75,8 @@ class ClaudeCode(Harness):
             **_lengths(options),
             "IS_SANDBOX": "1",
         }
+        if options.mcp_servers:
+            environment["ENABLE_TOOL_SEARCH"] = "false"  # else the model would have to search their tools before it sees them
         if options.compact_at is not None:
             window = min(options.context, max(_SMALLEST_WINDOW, options.compact_at))
             environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(window)

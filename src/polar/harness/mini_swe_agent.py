@@ -58,11 +58,11 @@ class MiniSweAgent(Harness):
     executable = "python3"
     dialects = ("openai_chat", "anthropic", "openai_responses")
     resumable = False
-    transcripts = (".config/mini-swe-agent/trajectory.json",)
+    transcripts = (".config/mini-swe-agent/last_mini_run.traj.json",)
 
     def configure(self, home: Home, endpoint: Endpoint, options: Options) -> dict[str, str]:
         self.check(endpoint, options)
-        config: dict[str, Any] = {"agent": {"cost_limit": 0, "output_path": str(home.path / self.transcripts[0])}}
+        config: dict[str, Any] = {"agent": {"cost_limit": 0}}
         written = home.write_json(_CONFIG, merge(config, options.settings))
         return {
             "POLAR_MINI_CONFIG": str(written),

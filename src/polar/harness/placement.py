@@ -21,7 +21,7 @@ from polar.runtime.spec import MountSpec
 
 Way = Literal["mount", "copy", "present"]
 _VERSION_TIMEOUT_S = 120.0
-_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+_VERSION = re.compile(r"\d+(?:\.\d+)+(?:[-+][\w.]+)?")
 _LIBRARIES = """
 for one in /lib/ld-musl-*; do [ -e "$one" ] && echo musl; done
 for one in /lib64/ld-linux-* /lib/ld-linux-*; do [ -e "$one" ] && echo glibc; done

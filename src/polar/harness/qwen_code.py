@@ -113,8 +113,9 @@ def _window(options: Options) -> int:
 
 
 def _server(server: McpServer) -> dict[str, Any]:
-    """It tells the transports apart by the name of the URL."""
-    return stdio_entry(server) if server.transport == "stdio" else url_entry(server, "url" if server.transport == "sse" else "httpUrl")
+    """It tells the transports apart by the name of the URL. Tools are declared to the model: by default it would have to search them."""
+    key = "url" if server.transport == "sse" else "httpUrl"
+    return {**(stdio_entry(server) if server.transport == "stdio" else url_entry(server, key)), "alwaysLoadTools": True}
 
 
 def _variables(endpoint: Endpoint) -> dict[str, str]:
