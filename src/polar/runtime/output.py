@@ -1,0 +1,77 @@
+"""One output stream of a command: passed on as it comes, its end kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from polar.runtime.base import OnOutput, Stream
+
+
+class Output:
+    """A pipe. Give `writing` to the command, then `begin`; `close` at the end in any case."""
+
+    def __init__(self, name: Stream, on_output: OnOutput | None, keep_bytes: int) -> None:
+        self.name = name
+        self.total = 0
+        self._on_output = on_output
+        self._keep = keep_bytes
+        self._data = bytearray()
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._end = asyncio.Event()
+        self._closed = False
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        """Closes our end of what the command writes to, and reads on."""
+        os.close(self.writing)
+        self.writing = -1
+        asyncio.get_running_loop().add_reader(self._reading, self._read)
+
+    @property
+    def ended(self) -> bool:
+        return self._end.is_set()
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > self._keep
+
+    async def wait(self) -> None:
+        await self._end.wait()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._reading, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._reading)
+            self._end.set()
+            return
+        self.note(data)
+        if self._on_output is not None:
+            self._on_output(self.name, data)
+
+    def note(self, data: bytes) -> None:
+        """Keeps it, without passing it on."""
+        self.total += len(data)
+        self._data += data
+        if len(self._data) > 2 * self._keep + 65536:
+            del self._data[: len(self._data) - self._keep]
+
+    def kept(self) -> bytes:
+        return bytes(self._data[-self._keep :]) if self._keep else b""
+
+    def text(self) -> str:
+        return self.kept().decode(errors="replace").strip()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self.writing >= 0:
+            os.close(self.writing)
+        elif not self._end.is_set():
+            asyncio.get_running_loop().remove_reader(self._reading)
+        os.close(self._reading)

@@ -1,0 +1,121 @@
+"""The only way out of a sandbox without network: a listener on its own loopback address, joined from outside to the model API.
+
+The listener is made by a short-lived process that enters the sandbox's network namespace, binds, and hands the socket out; the bytes are
+moved by this process. Nothing is installed inside, and nothing inside can name another target.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import polar
+from polar.errors import SandboxError
+
+PORT = 8100
+_CHUNK = 1 << 16
+_OPENER = "import sys; sys.path.append({root!r}); from polar.keeper.listener import main; main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))"
+
+
+class Relay:
+    """From `open` to `close`. `url` is what a program inside uses."""
+
+    def __init__(self, listener: socket.socket, target: tuple[str, int]) -> None:
+        self._target = target
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._listener = listener
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, pid: int, target: tuple[str, int], *, port: int = PORT) -> Relay:
+        """Listens on `127.0.0.1:port` in the network namespace of the process `pid` (as this machine numbers it), and joins every
+        connection to `target` on this machine. Raises `SandboxError`."""
+        relay = cls(await asyncio.to_thread(_listener, pid, port), target)
+        relay._server = await asyncio.start_server(relay._accepted, sock=relay._listener, backlog=4096)
+        return relay
+
+    @property
+    def connections(self) -> int:
+        """How many are open now."""
+        return len(self._open)
+
+    async def close(self) -> None:
+        """Closes the listener and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        self._listener.close()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._join(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far: asyncio.StreamWriter | None = None
+        try:
+            answers, far = await asyncio.open_connection(*self._target)
+            await _both(_pump(reader, far), _pump(answers, writer))
+        except OSError:
+            _reset(writer)  # the model API cannot be reached, or either side broke off: the other one hears the same
+            if far is not None:
+                _reset(far)
+        finally:
+            for one in (writer, far):
+                if one is not None:
+                    one.close()
+
+
+async def _both(first: asyncio.Future[None] | object, second: asyncio.Future[None] | object) -> None:
+    """Runs both directions; if one breaks, so does the other."""
+    async with asyncio.TaskGroup() as group:
+        for one in (first, second):
+            group.create_task(one)  # type: ignore[arg-type]
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Moves bytes as they come, no faster than they are taken, and then says that this direction is over (the other may go on)."""
+    while data := await reader.read(_CHUNK):
+        writer.write(data)
+        await writer.drain()
+    if writer.can_write_eof():
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+def _listener(pid: int, port: int) -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            code = _OPENER.format(root=str(Path(polar.__file__).parent.parent))
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", code, str(pid), str(port), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=30,
+                check=False,
+            )
+        fds = array.array("i")
+        _, ancillary, _, _ = ours.recvmsg(16, socket.CMSG_LEN(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: fds.itemsize])
+    if not fds:
+        why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SandboxError(f"no listener could be opened in the network of process {pid}: {why}")
+    os.set_blocking(fds[0], False)
+    return socket.socket(fileno=fds[0])

@@ -1,0 +1,260 @@
+"""Files between this machine and a sandbox, as tar streams that are trusted in neither direction.
+
+What comes from inside is written to a folder where nothing else works, so only the stream can be hostile: every name is checked, parents
+are folders that this stream made, links are made last of all (nothing is ever written through one) and only if they stay inside, whatever
+other links they cross. Refused with `UnsafePath`: absolute names, `..`, names twice, links that leave, hard links to anything but an
+earlier file, devices, pipes, setuid files, sparse files, more than `max_bytes` or a million entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from polar.errors import UnsafePath
+from polar.keeper import archive
+from polar.runtime.owner import remove_tree
+
+MAX_ENTRIES = 1_000_000
+_MAX_LINKS = 40
+T = TypeVar("T")
+
+
+def extract(stream: BinaryIO, target: Path, *, max_bytes: int = 1 << 30, strip: int = 0) -> None:
+    """Writes an untrusted stream to `target`, a new path in a folder that only this process writes to. A stream whose one member is
+    `.file` (after `strip` leading parts are cut off each name) becomes a file, any other a folder. On any error nothing is left.
+
+    Raises `UnsafePath`, and `FileExistsError` where `target` stands already.
+    """
+    if os.path.lexists(target):
+        raise FileExistsError(f"{target} stands already")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _Extraction(target, max_bytes, strip).run(archive.Reader(stream))
+    except archive.Refused as error:
+        remove_tree(target)
+        raise UnsafePath(str(error)) from error
+    except BaseException:
+        remove_tree(target)
+        raise
+
+
+class _Extraction:
+    def __init__(self, target: Path, max_bytes: int, strip: int) -> None:
+        self._target = target
+        self._left = max_bytes
+        self._max_bytes = max_bytes
+        self._strip = strip
+        self._folders: dict[tuple[str, ...], int] = {}
+        self._files: set[tuple[str, ...]] = set()
+        self._links: dict[tuple[str, ...], str] = {}
+
+    def run(self, reader: archive.Reader) -> None:
+        for count, member in enumerate(reader.members()):
+            if count >= MAX_ENTRIES:
+                raise archive.Refused(f"more than {MAX_ENTRIES:,} entries")
+            self._left -= member.size
+            if self._left < 0:
+                raise archive.Refused(f"more than {self._max_bytes:,} bytes")
+            parts = _parts(member.name, self._strip)
+            if member.kind == "folder":
+                self._folder(parts, member.mode)
+            elif not parts:
+                self._single(member, reader)
+            else:
+                self._add(parts, member, reader)
+        if not os.path.lexists(self._target):
+            self._folder((), 0o755)
+        self._make_links()
+        for parts, mode in sorted(self._folders.items(), reverse=True):
+            self._path(parts).chmod(mode & 0o777 | 0o700)
+
+    def _path(self, parts: tuple[str, ...]) -> Path:
+        return self._target.joinpath(*parts)
+
+    def _single(self, member: archive.Member, reader: archive.Reader) -> None:
+        if member.kind != "file" or os.path.lexists(self._target):
+            raise archive.Refused("a file and more under one name")
+        self._files.add(())
+        self._write((), member, reader)
+
+    def _folder(self, parts: tuple[str, ...], mode: int | None) -> None:
+        """Makes it with its parents, each of which must be a folder of this stream."""
+        for depth in range(len(parts) + 1):
+            here = parts[:depth]
+            if here in self._files or here in self._links:
+                raise archive.Refused(f"{'/'.join(here) or 'the top'} is a file or a link, and a folder")
+            if here not in self._folders:
+                self._path(here).mkdir(mode=0o700)
+                self._folders[here] = 0o755
+        if mode is not None:
+            self._folders[parts] = mode
+
+    def _add(self, parts: tuple[str, ...], member: archive.Member, reader: archive.Reader) -> None:
+        self._folder(parts[:-1], None)
+        if parts in self._files or parts in self._links or parts in self._folders:
+            raise archive.Refused(f"{member.name[:200]} is there twice")
+        if member.kind == "file":
+            self._files.add(parts)
+            self._write(parts, member, reader)
+        elif member.kind == "symlink":
+            self._links[parts] = member.link
+        else:
+            original = _parts(member.link, self._strip)
+            if original not in self._files:
+                raise archive.Refused(f"{member.name[:200]} is a hard link to {member.link[:200]}, which is no earlier file")
+            self._files.add(parts)
+            os.link(self._path(original), self._path(parts), follow_symlinks=False)
+
+    def _write(self, parts: tuple[str, ...], member: archive.Member, reader: archive.Reader) -> None:
+        if member.mode & (stat.S_ISUID | stat.S_ISGID):
+            raise archive.Refused(f"{member.name[:200]} has the setuid or setgid bit")
+        fd = os.open(self._path(parts), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            reader.copy(fd)
+            os.fchmod(fd, member.mode & 0o777 | 0o600)
+        finally:
+            os.close(fd)
+
+    def _make_links(self) -> None:
+        for parts, link in self._links.items():
+            if not stays_inside(parts, link, self._links):
+                raise archive.Refused(f"the link {'/'.join(parts)[:200]} leaves the folder (to {link[:200]})")
+        for parts, link in self._links.items():
+            os.symlink(link, self._path(parts))
+
+
+def stays_inside(parts: tuple[str, ...], link: str, links: dict[tuple[str, ...], str]) -> bool:
+    """Whether following the symbolic link `link`, which stands at `parts` of a tree with all those `links`, never leaves the tree, at no
+    step and whatever of it exists."""
+    at = list(parts[:-1])
+    todo = _steps(link)
+    if todo is None:
+        return False
+    followed = 0
+    while todo:
+        step = todo.pop(0)
+        if step == "..":
+            if not at:
+                return False
+            at.pop()
+            continue
+        at.append(step)
+        further = links.get(tuple(at))
+        if further is not None:
+            followed += 1
+            more = _steps(further)
+            if more is None or followed > _MAX_LINKS:
+                return False
+            at.pop()
+            todo = more + todo
+    return True
+
+
+def _steps(link: str) -> list[str] | None:
+    """A link's parts; `None` for an absolute or empty one."""
+    if not link or link.startswith("/") or "\0" in link:
+        return None
+    return [part for part in link.split("/") if part not in ("", ".")]
+
+
+def _parts(name: str, strip: int) -> tuple[str, ...]:
+    """A member's checked name, cut. `.file` after the cut, and the top itself, are `()`."""
+    if not name or name.startswith("/") or "\0" in name:
+        raise archive.Refused(f"the name {name[:200]!r} is empty or absolute")
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise archive.Refused(f"the name {name[:200]!r} has a '..'")
+    parts = parts[strip:]
+    return () if parts == (".file",) else parts
+
+
+def pack(source: Path, stream: BinaryIO, *, prefix: str = "", single: str = ".file") -> None:
+    """Writes a file (as the member `single`) or a folder's content as a stream, every name behind `prefix`. Symbolic links stay links; one
+    that leaves `source` raises `UnsafePath`, as do devices. Raises `FileNotFoundError`."""
+    sink = archive.Sink(stream)
+    try:
+        if source.is_file():
+            _file(sink, source, f"{prefix}{single}")
+        elif source.is_dir():
+            entries = _walk(source)
+            _check_links(source, {one.relative_to(source).parts: os.readlink(one) for one in entries if one.is_symlink()})
+            for one in entries:
+                _entry(sink, one, f"{prefix}{one.relative_to(source).as_posix()}")
+        else:
+            raise FileNotFoundError(f"there is no file or folder {source}")
+    except archive.Refused as error:
+        raise UnsafePath(f"{source}: {error}") from error
+    sink.end()
+
+
+def _walk(source: Path) -> list[Path]:
+    """Everything in the folder, parents first; devices are refused before anything is written."""
+    found: list[Path] = []
+    for top, folders, files in os.walk(source, followlinks=False):
+        for name in sorted(folders + files):
+            path = Path(top, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISBLK(mode) or stat.S_ISCHR(mode):
+                raise archive.Refused(f"{path.relative_to(source)} is a device")
+            if stat.S_ISLNK(mode) or stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+                found.append(path)
+    return found
+
+
+def _check_links(source: Path, links: dict[tuple[str, ...], str]) -> None:
+    for parts, link in links.items():
+        if not stays_inside(parts, link, links):
+            raise archive.Refused(f"the link {'/'.join(parts)} leaves it (to {link})")
+
+
+def _entry(sink: archive.Sink, path: Path, name: str) -> None:
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode):
+        sink.header(name, tarfile.SYMTYPE, link=os.readlink(path), mode=0o777, mtime=info.st_mtime)
+    elif stat.S_ISDIR(info.st_mode):
+        sink.header(name, tarfile.DIRTYPE, mode=info.st_mode, mtime=info.st_mtime)
+    else:
+        _file(sink, path, name)
+
+
+def _file(sink: archive.Sink, path: Path, name: str) -> None:
+    with path.open("rb") as file:
+        info = os.fstat(file.fileno())
+        sink.header(name, tarfile.REGTYPE, size=info.st_size, mode=info.st_mode, mtime=info.st_mtime)
+        sink.content(file.fileno(), info.st_size)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs blocking work in a thread of its own: transfers wait for sandboxes and must not use up the shared pool. Cancelling returns at
+    once; the work ends when its stream does."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+    threading.Thread(target=run, name="polar-transfer", daemon=True).start()
+    return await future
