@@ -24,7 +24,8 @@ from typing import Any
 from polar.errors import ConfigError, SandboxError
 from polar.runtime import machine
 from polar.runtime.base import Place, register
-from polar.runtime.kept import PATH, Kept
+from polar.runtime.kept import Kept
+from polar.runtime.line import PATH
 from polar.runtime.relay import Relay
 from polar.runtime.spec import RuntimeSpec
 
@@ -212,8 +213,8 @@ class BubblewrapRuntime(Kept):
         """The internet, without the machine's loopback."""
         reading, writing = os.pipe()
         command = ["slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback", f"--ready-fd={writing}"]
-        if self._uid is None and self._keeper is not None:
-            command.append(f"--userns-path=/proc/{self._keeper.pid}/ns/user")
+        if self._uid is None:  # as root no user namespace is needed; else it is the one that the keeper joined
+            command.append(f"--userns-path=/proc/{self.line.keeper_pid}/ns/user")
         with (self.place.folder / "internet.log").open("ab") as log:
             child = subprocess.Popen(
                 [*command, str(pid), "tap0"],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from polar.errors import ConfigError
 from polar.keeper import kernel
+from polar.runtime.line import python
 from polar.runtime.spec import RuntimeSpec
 
 _FIRST_UID, _LAST_UID = 0x70000000, 0x7FFFFFF0
@@ -31,8 +32,6 @@ def new_uid() -> int:
 @functools.cache
 def namespaces() -> str | None:
     """Why `local` can have no namespaces here, or `None` where it can. Tries it, in a process of its own."""
-    from polar.runtime.kept import KEEPER
-
     with tempfile.TemporaryDirectory(prefix="polar-probe-") as folder:
         for name in ("root", "temporary", "shadows"):
             Path(folder, name).mkdir()
@@ -40,9 +39,9 @@ def namespaces() -> str | None:
             f"dict(root={folder + '/root'!r}, temporary={folder + '/temporary'!r}, shadows={folder + '/shadows'!r}, "
             "binds=[], hide=[], private_network=True)"
         )
-        line = KEEPER[-1].replace("from polar.keeper.main import main; main()", f"from polar.keeper import views; views.local({config})")
         try:
-            done = subprocess.run([*KEEPER[:-1], line], capture_output=True, timeout=30, check=False, cwd="/")
+            command = python(f"from polar.keeper import views; views.local({config})")
+            done = subprocess.run(command, capture_output=True, timeout=30, check=False, cwd="/")
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     if done.returncode == 0:

@@ -7,6 +7,9 @@ import os
 
 from polar.runtime.base import OnOutput, Stream
 
+_QUIET_S = 0.2
+"""How long an output may be quiet after its command's end before it is no more listened to."""
+
 
 class Output:
     """A pipe. Give `writing` to the command, then `begin`; `close` at the end in any case."""
@@ -38,7 +41,13 @@ class Output:
         return self.total > self._keep
 
     async def wait(self) -> None:
+        """Until the stream ends."""
         await self._end.wait()
+
+    def check(self) -> None:
+        """Raises what `on_output` raised."""
+        if self._error is not None:
+            raise self._error
 
     def _read(self) -> None:
         try:
@@ -50,8 +59,11 @@ class Output:
             self._end.set()
             return
         self.note(data)
-        if self._on_output is not None:
-            self._on_output(self.name, data)
+        if self._on_output is not None and self._error is None:
+            try:
+                self._on_output(self.name, data)
+            except Exception as error:  # raised where the command is awaited, not in the event loop
+                self._error = error
 
     def note(self, data: bytes) -> None:
         """Keeps it, without passing it on."""
@@ -75,3 +87,20 @@ class Output:
         elif not self._end.is_set():
             asyncio.get_running_loop().remove_reader(self._reading)
         os.close(self._reading)
+
+
+async def drained(*outputs: Output) -> None:
+    """Waits until the outputs end, or are quiet: something that the command left running may hold them open. Raises what an `on_output`
+    raised."""
+    seen = -1
+    while not all(one.ended for one in outputs):
+        total = sum(one.total for one in outputs)
+        if total == seen:
+            break
+        seen = total
+        waits = [asyncio.create_task(one.wait()) for one in outputs]
+        _, pending = await asyncio.wait(waits, timeout=_QUIET_S)
+        for task in pending:
+            task.cancel()
+    for one in outputs:
+        one.check()

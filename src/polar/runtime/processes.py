@@ -1,4 +1,4 @@
-"""Processes of sandboxes, found on this machine by what their environment and their working folder say: after a crash, that is all there is.
+"""Processes of sandboxes, found on this machine by what their environment and their working folder say: all there is after a crash.
 
 Reading another user's environment needs root; who is not root sees, and started, only its own.
 """

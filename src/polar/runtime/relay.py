@@ -12,15 +12,12 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
-import polar
 from polar.errors import SandboxError
+from polar.runtime.line import python
 
 PORT = 8100
 _CHUNK = 1 << 16
-_OPENER = "import sys; sys.path.append({root!r}); from polar.keeper.listener import main; main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))"
 
 
 class Relay:
@@ -64,22 +61,17 @@ class Relay:
         far: asyncio.StreamWriter | None = None
         try:
             answers, far = await asyncio.open_connection(*self._target)
-            await _both(_pump(reader, far), _pump(answers, writer))
-        except OSError:
-            _reset(writer)  # the model API cannot be reached, or either side broke off: the other one hears the same
-            if far is not None:
-                _reset(far)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_pump(reader, far))
+                both.create_task(_pump(answers, writer))
+        except* OSError:  # the model API cannot be reached, or either side broke off: the other one hears the same
+            for one in (writer, far):
+                if one is not None:
+                    one.transport.abort()
         finally:
             for one in (writer, far):
                 if one is not None:
                     one.close()
-
-
-async def _both(first: asyncio.Future[None] | object, second: asyncio.Future[None] | object) -> None:
-    """Runs both directions; if one breaks, so does the other."""
-    async with asyncio.TaskGroup() as group:
-        for one in (first, second):
-            group.create_task(one)  # type: ignore[arg-type]
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,17 +84,12 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write_eof()
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()
-
-
 def _listener(pid: int, port: int) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            code = _OPENER.format(root=str(Path(polar.__file__).parent.parent))
             done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", code, str(pid), str(port), str(theirs.fileno())],
+                python(f"from polar.keeper.listener import main; main({pid}, {port}, {theirs.fileno()})"),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
