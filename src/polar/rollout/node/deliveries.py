@@ -97,9 +97,11 @@ class Deliveries:
 
     async def forget(self, attempt_id: str, *, taken: bool = False) -> bool:
         """Removes a result that nobody waits for any more. False if there was none."""
-        if self._due.pop(attempt_id, None) is None:
+        if attempt_id not in self._due:
             return False
         await asyncio.to_thread(self._spool.forget, attempt_id)
+        if self._due.pop(attempt_id, None) is None:
+            return False
         if not self._due:
             self._empty.set()
         self._forgotten(attempt_id, taken)
