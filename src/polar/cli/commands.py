@@ -13,7 +13,9 @@ from polar.cli.export import export
 from polar.cli.gateway import gateway
 from polar.cli.harness import app as harness_app
 from polar.cli.rebuild import rebuild
+from polar.cli.rollout import register as register_rollout
 from polar.cli.session import app as session_app
+from polar.cli.tasks import app as tasks_app
 from polar.cli.trace import app as trace_app
 
 app = typer.Typer(
@@ -29,9 +31,11 @@ app.command()(demo)
 app.command()(drift)
 app.command()(rebuild)
 app.command()(export)
+register_rollout(app)
 app.add_typer(session_app, name="session")
 app.add_typer(harness_app, name="harness")
 app.add_typer(trace_app, name="trace")
+app.add_typer(tasks_app, name="tasks")
 app.add_typer(config_app, name="config")
 
 
