@@ -1,0 +1,292 @@
+"""Commands in a running container: started, followed, and ended with everything that they started. Knows no image and no file transfer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+import aiodocker
+
+from polar.errors import SandboxError
+from polar.runtime import shell
+from polar.runtime.attach import Attached
+from polar.runtime.base import ExecResult, OnOutput, Place, Stream
+from polar.runtime.container_processes import (
+    EXEC_VARIABLE,
+    INSIDE_MARK,
+    HostView,
+    InsideView,
+    View,
+    belongs,
+    end,
+    end_all,
+    oom_kills,
+)
+from polar.runtime.daemon import Daemon, said
+
+TIMED_OUT = 124
+KILLED = 137
+COMMAND_AT_FAULT = (126, 127)
+"""Exit codes of a command that never began because its folder or its user does not exist."""
+SETTLE_S = 0.3
+"""How long output is still read after a command's end where something that it left behind holds its stdout."""
+ENDED_S = 20.0
+"""How long a daemon may take to notice that a command has ended."""
+
+
+_BEGIN = 'printf %s "$1"; shift; exec "$@"'
+"""Prints a secret word and becomes the command: only so is it known that a command began. (Its exit code and its words it can choose.)"""
+
+
+class Tail:
+    """The last `keep_bytes` of each stream, while everything goes to `on_output`. `word` is cut off the beginning of stdout: `began` says
+    whether it was there."""
+
+    def __init__(self, keep_bytes: int, on_output: OnOutput | None, word: str) -> None:
+        self._word = word.encode()
+        self._head: bytearray | None = bytearray()
+        self.began = False
+        self._keep = keep_bytes
+        self._on_output = on_output
+        self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self.truncated = False
+
+    def add(self, stream: Stream, data: bytes) -> None:
+        if stream == "stdout" and self._head is not None:
+            self._head += data
+            if len(self._head) < len(self._word):
+                return
+            data, self._head = bytes(self._head), None
+            self.began = data.startswith(self._word)
+            data = data.removeprefix(self._word)
+        if data:
+            self._add(stream, data)
+
+    def _add(self, stream: Stream, data: bytes) -> None:
+        kept = self._kept[stream]
+        kept += data
+        if len(kept) > 2 * self._keep + (1 << 16):  # cut seldom: every cut moves what is kept
+            self._cut(kept)
+        if self._on_output is not None:
+            self._on_output(stream, data)
+
+    def _cut(self, kept: bytearray) -> None:
+        if len(kept) > self._keep:
+            del kept[: len(kept) - self._keep]
+            self.truncated = True
+
+    def result(self, exit_code: int, began: float, *, timed_out: bool = False) -> ExecResult:
+        for kept in self._kept.values():
+            self._cut(kept)
+        out, err = (bytes(self._kept[name]) for name in ("stdout", "stderr"))
+        return ExecResult(exit_code, out, err, time.monotonic() - began, timed_out, self.truncated)
+
+
+class Container:
+    """A running container. `first` is its first process as the daemon's machine numbers it, `ids` its user and group."""
+
+    def __init__(self, daemon: Daemon, container_id: str, place: Place, *, first: int) -> None:
+        self.daemon = daemon
+        self.id = container_id
+        self.place = place
+        self.first = first
+        self.ids = "0:0"
+        self.here = daemon.local and belongs(first, place.id)
+        """Whether its processes are this machine's own, and may be seen."""
+        self._oom_kills = oom_kills(first) if self.here else None
+
+    async def look_around(self) -> None:
+        """Finds out the user. Raises `SandboxError` where there is not even a shell."""
+        found = await self.run(["/bin/sh", "-c", "id -u && id -g"], cwd="/", timeout_s=60)
+        if not found.ok or len(lines := found.text.split()) != 2:
+            raise SandboxError(f"the sandbox {self.place.id} cannot run /bin/sh and id: {found.tail()}")
+        self.ids = ":".join(lines)
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        keep_bytes: int = 1_000_000,
+        user: str | None = None,
+    ) -> ExecResult:
+        """As `Runtime.exec`."""
+        argv, began, emptied = shell.arguments(command), time.monotonic(), False
+        while True:
+            tail = Tail(keep_bytes, on_output, word := secrets.token_hex(8))
+            started = ["/bin/sh", "-c", _BEGIN, "sh", word, *argv]
+            code = await self._once(started, tail, cwd=cwd, env=env or {}, stdin=stdin, timeout_s=timeout_s, user=user)
+            if code is None:
+                return tail.result(TIMED_OUT, began, timed_out=True)
+            if code == KILLED or not tail.began:
+                await self._why(code, tail)
+            if tail.began or code in COMMAND_AT_FAULT:
+                return tail.result(code, began)
+            if emptied:
+                raise SandboxError(f"the sandbox {self.place.id} starts no command: {tail.result(code, began).tail()}")
+            # so many processes or so much memory in use that nothing starts: earlier commands left behind what fills it
+            await self.end_all()
+            emptied = True
+
+    async def _once(
+        self,
+        argv: list[str],
+        tail: Tail,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: bytes | None,
+        timeout_s: float | None,
+        user: str | None,
+    ) -> int | None:
+        """The exit code; `None` when its time ran out. However it ends without one, nothing that it started is left."""
+        mark, view = secrets.token_hex(8), self.view()
+        since = await view.now()
+        exec_id = await self._create(argv, cwd, {**env, EXEC_VARIABLE: mark}, user, stdin is not None)
+        code = None
+        try:
+            code = await self._follow(exec_id, stdin, tail, timeout_s)
+        finally:
+            if code is None:  # its time ran out, it was cancelled, or the sandbox failed under it
+                await _even_if_cancelled(self._end(view, mark, since))
+        return code
+
+    async def _end(self, view: View, mark: str, since: int) -> None:
+        left = await end(view, mark, since=since)
+        if left:
+            raise SandboxError(f"a command in the sandbox {self.place.id} has processes that cannot be ended: {left[:10]}")
+
+    async def _why(self, code: int, tail: Tail) -> None:
+        """Raises `SandboxError` if the whole container ended; says in the command's stderr where memory ran out."""
+        state = await self.state()
+        if not state.get("Running"):
+            memory = " for want of memory" if state.get("OOMKilled") else ""
+            raise SandboxError(f"the sandbox {self.place.id} was ended{memory} while a command ran (exit code {state.get('ExitCode')})")
+        before, self._oom_kills = self._oom_kills, oom_kills(self.first) if self.here else None
+        if code == KILLED and before is not None and self._oom_kills is not None and self._oom_kills > before:
+            tail.add("stderr", b"[polar] killed: the sandbox's memory limit was reached\n")
+
+    async def end_all(self) -> None:
+        """Ends every process but the first, whoever started it. Raises `SandboxError` if one is left."""
+        left = await end_all(self.view())
+        if left:
+            raise SandboxError(f"the sandbox {self.place.id} has processes that cannot be ended: {left[:10]}")
+
+    def view(self) -> View:
+        """Its processes, seen from this machine where they are its own, else by commands inside."""
+        return HostView(self.first) if self.here else InsideView(self._inside)
+
+    async def state(self) -> dict[str, Any]:
+        """The daemon's `State` of it. Raises `SandboxError` where it is gone."""
+        with said(f"looking at the sandbox {self.place.id}"):
+            shown = await self.daemon.docker.containers.container(self.id).show()
+            return dict(shown["State"])
+
+    async def _create(self, argv: list[str], cwd: str, env: Mapping[str, str], user: str | None, stdin: bool) -> str:
+        with said(f"a command in the sandbox {self.place.id}"):
+            container = self.daemon.docker.containers.container(self.id)
+            made = await container.exec(argv, stdin=stdin, environment=env, workdir=cwd, user=user or "")
+            return made.id
+
+    async def _follow(self, exec_id: str, stdin: bytes | None, tail: Tail, timeout_s: float | None) -> int | None:
+        """The command's exit code, `None` when its time ran out."""
+        with said(f"a command in the sandbox {self.place.id}"):
+            attached = await Attached.open(self.daemon.address, exec_id)
+        try:
+            async with asyncio.timeout(timeout_s) as limit, asyncio.TaskGroup() as tasks:
+                feeding = tasks.create_task(attached.feed(stdin)) if stdin is not None else None
+                reading = tasks.create_task(_read(attached, tail))
+                watching = tasks.create_task(self._end_of(exec_id, reading))
+                await asyncio.wait({watching})
+                await asyncio.wait({reading}, timeout=SETTLE_S)
+                for task in (feeding, reading):
+                    if task is not None:
+                        task.cancel()
+            return watching.result()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return None
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            attached.close()
+
+    async def _end_of(self, exec_id: str, reading: asyncio.Task[None]) -> int:
+        """Waits for the command's end and returns its exit code. Nearly always that is the end of its output; but something that it left
+        behind may hold its stdout, and it may close its stdout and go on."""
+        await asyncio.wait({reading}, timeout=1.0)
+        pause = 0.005
+        while True:
+            with said(f"a command in the sandbox {self.place.id}"):
+                shown = await self._shown(exec_id)
+            pid = int(shown.get("Pid") or 0)
+            if not shown["Running"]:
+                return int(shown["ExitCode"])
+            if not (self.here and belongs(pid, self.place.id) and await _ended(pid)):
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 2.0)
+
+    async def _shown(self, exec_id: str) -> dict[str, Any]:
+        """What the daemon says of the exec. Raises `SandboxError` where the container ended under it."""
+        try:
+            return await self.daemon.docker.containers.exec(exec_id).inspect()
+        except aiodocker.DockerError as error:
+            if error.status in (404, 409) and not (state := await self.state()).get("Running"):
+                memory = " for want of memory" if state.get("OOMKilled") else ""
+                raise SandboxError(f"the sandbox {self.place.id} was ended{memory} while a command ran") from error
+            raise
+
+    async def _inside(self, argv: Sequence[str]) -> bytes:
+        """What a program prints that is run as root for `InsideView`."""
+        tail = Tail(16 << 20, None, "")
+        exec_id = await self._create(list(argv), "/", {EXEC_VARIABLE: INSIDE_MARK}, "0", stdin=False)
+        await self._follow(exec_id, None, tail, 60.0)
+        return tail.result(0, 0.0).stdout
+
+
+async def _read(attached: Attached, tail: Tail) -> None:
+    async for stream, data in attached.frames():
+        tail.add(stream, data)
+
+
+async def _ended(pid: int) -> bool:
+    """Waits until a process of this machine has ended; `False` at once where it can't be watched."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+    return True
+
+
+async def _even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Does the work to its end; a cancellation that comes meanwhile is raised after it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except BaseException:  # raised below, by result()
+            break
+    if cancelled is not None:
+        raise cancelled
+    task.result()

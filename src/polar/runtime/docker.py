@@ -1,0 +1,276 @@
+"""`docker`: a container by the Docker API, of Docker or Podman, rootless too.
+
+Heeds every field of `RuntimeSpec`: image, build_context, env, mounts, cpus, memory_mb, pids, gpus, user, workdir, network, and
+storage_mb where the daemon's storage can (overlay on xfs with quotas, btrfs, zfs; else the daemon refuses in its own words).
+
+* `gateway` is Docker's `none` network and a relay that Polar starts on 127.0.0.1 inside the container's network namespace, from outside;
+  `bridge` adds the daemon's own network; `host` shares this machine's. A relay needs the namespace to be reachable: as root, or as the
+  user whose rootless daemon it is, on the machine where the daemon runs.
+* A container is called `polar-<sandbox id>` and labelled, so that it is found again without any memory of it.
+* HOME is the image's own: what its build put there is what its tools look for. `home` is a folder for the harness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import aiodocker
+
+from polar.errors import ConfigError, SandboxError
+from polar.runtime import container_files
+from polar.runtime.base import OWNER_LABEL, SANDBOX_LABEL, ExecResult, Left, OnOutput, Place, Runtime, register
+from polar.runtime.base_image import cache_folder
+from polar.runtime.container_config import DEFAULT_WORKDIR, HOME, body, options
+from polar.runtime.container_exec import Container
+from polar.runtime.daemon import OWN_PODMAN, Daemon, answers, candidates, discover, said
+from polar.runtime.images import ensure
+from polar.runtime.owner import LOCK
+from polar.runtime.relay import Relay
+from polar.runtime.spec import RuntimeSpec
+
+REMOVALS = 50
+"""How often a removal is tried, five times a second, before it is given up."""
+SNAPSHOTS = "localhost/polar-snapshot"
+_SET_UP = """
+for folder in "$1" "$2"; do
+    [ -d "$folder" ] || { mkdir -p "$folder" && chown "$3" "$folder"; } || exit 1
+done
+chmod 700 "$2"
+"""
+
+
+@register
+class DockerRuntime(Runtime):
+    """One container."""
+
+    backend = "docker"
+
+    def __init__(self, spec: RuntimeSpec, place: Place) -> None:
+        super().__init__(spec, place)
+        self._options = options(spec)
+        self._daemon: Daemon | None = None
+        self._container: Container | None = None
+        self._relay: Relay | None = None
+        self._workdir = spec.workdir or DEFAULT_WORKDIR
+
+    @classmethod
+    async def unavailable(cls) -> str | None:
+        try:
+            await discover()
+        except SandboxError as error:
+            return str(error)
+        return None
+
+    @classmethod
+    def check(cls, spec: RuntimeSpec) -> None:
+        options(spec)
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return f"polar-{self.place.id}"
+
+    @property
+    def workdir(self) -> str:
+        return self._workdir
+
+    @property
+    def home(self) -> str:
+        return HOME
+
+    @property
+    def gateway_url(self) -> str:
+        if self.place.gateway is None or self.spec.effective_network == "none":
+            raise ConfigError(f"sandbox {self.place.id} has no way to the model API (network: {self.spec.effective_network})")
+        if self.spec.effective_network == "host":
+            host, port = self.place.gateway
+            return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if self._relay is None:
+            raise ConfigError(f"sandbox {self.place.id} is not started: its way to the model API does not exist yet")
+        return self._relay.url
+
+    async def start(self) -> None:
+        daemon = await self._connect()
+        context = self.spec.build_context
+        folder = None if context is None else (self.place.task_folder or Path()) / context
+        image = await ensure(daemon, self.spec.image, folder, pull=self._options.pull)
+        with said(f"starting the sandbox {self.place.id} from {image}"):
+            config = (await daemon.docker.images.inspect(image)).get("Config") or {}
+            self._workdir = self.spec.workdir or _useful(config.get("WorkingDir")) or DEFAULT_WORKDIR
+            wanted = body(self.spec, self.place, image=image, workdir=self._workdir, podman=daemon.is_podman, podman_version=daemon.version)
+            container = await daemon.docker.containers.create(wanted, name=self.name)
+            await container.start()
+            state = (await container.show())["State"]
+        if not state.get("Running"):
+            raise SandboxError(
+                f"the sandbox {self.place.id} ended at once: {state.get('Error') or state.get('Status')}: has {image} a /bin/sh?"
+            )
+        self._container = Container(daemon, container.id, self.place, first=int(state.get("Pid") or 0))
+        await self._container.look_around()
+        made = await self._container.run(
+            ["/bin/sh", "-c", _SET_UP, "polar", self._workdir, HOME, self._container.ids], cwd="/", user="0", timeout_s=60
+        )
+        if not made.ok:
+            raise SandboxError(f"the sandbox {self.place.id} has no place for {self._workdir}: {made.tail()}")
+        if self.place.gateway is not None and self.spec.effective_network in ("gateway", "bridge"):
+            self._relay = await self._joined(daemon, self._container, self.place.gateway)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        keep_bytes: int = 1_000_000,
+        user: str | None = None,
+    ) -> ExecResult:
+        return await self._running.run(
+            command,
+            cwd=posixpath.join(self._workdir, cwd or ""),
+            env=env,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            on_output=on_output,
+            keep_bytes=keep_bytes,
+            user=user,
+        )
+
+    async def end_processes(self) -> None:
+        await self._running.end_all()
+
+    async def upload(self, source: Path, target: str) -> None:
+        await container_files.upload(self._running, source, posixpath.join(self._workdir, target))
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
+        await container_files.download(self._running, posixpath.join(self._workdir, source), target, max_bytes=max_bytes)
+
+    async def stop(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            await relay.close()
+        daemon, self._daemon, self._container = self._daemon, None, None
+        if daemon is None:
+            return
+        try:
+            await _gone(daemon, self.name)
+        finally:
+            await daemon.aclose()
+
+    async def snapshot(self) -> str | None:
+        container = self._running
+        reference = f"{SNAPSHOTS}:{self.place.id}"
+        labels = " ".join(f"{name}={value}" for name, value in self._labels.items())
+        with said(f"keeping the sandbox {self.place.id} as an image"):
+            await container.daemon.docker.containers.container(container.id).commit(
+                repository=SNAPSHOTS, tag=self.place.id, changes=f"LABEL {labels}"
+            )
+        return reference
+
+    @classmethod
+    async def discard(cls, image: str) -> None:
+        async for daemon in _daemons():
+            await _remove_image(daemon, image)
+
+    @classmethod
+    async def find(cls) -> list[Left]:
+        found = []
+        async for daemon in _daemons():
+            with said("looking for what is left"):
+                filters = aiodocker.utils.clean_filters({"label": [OWNER_LABEL]})
+                for one in await daemon.docker.containers.list(all=1, filters=filters):
+                    labels, names = one["Labels"], one["Names"]
+                    name = names[0].lstrip("/") if names else one.id
+                    found.append(Left("container", name, labels.get(SANDBOX_LABEL, ""), labels[OWNER_LABEL], str(one["State"])))
+                for image in await daemon.docker.images.list(filters=filters):
+                    labels = image.get("Labels") or {}
+                    for tag in image.get("RepoTags") or [image["Id"]]:
+                        found.append(Left("image", tag, labels.get(SANDBOX_LABEL, ""), labels.get(OWNER_LABEL, "")))
+        return found
+
+    @classmethod
+    async def remove(cls, left: Left) -> None:
+        async for daemon in _daemons():
+            if left.kind == "container":
+                await _gone(daemon, left.name)
+            else:
+                await _remove_image(daemon, left.name)
+
+    @property
+    def _running(self) -> Container:
+        if self._container is None:
+            raise SandboxError(f"the sandbox {self.place.id} is not running")
+        return self._container
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {SANDBOX_LABEL: self.place.id, OWNER_LABEL: self.place.owner}
+
+    async def _joined(self, daemon: Daemon, container: Container, gateway: tuple[str, int]) -> Relay:
+        if not container.here:
+            raise SandboxError(
+                f"network: {self.spec.effective_network}: the containers of the daemon at {daemon.address} cannot be reached from here; "
+                "run Polar as root or with a rootless daemon of your own, on the daemon's machine, or use network: host"
+            )
+        return await Relay.open(container.first, gateway)
+
+    async def _connect(self) -> Daemon:
+        address = await discover(self._options.docker_host, podman=self.spec.backend == "podman")
+        folder = self.place.folder.parent
+        lock = folder / LOCK
+        held = lock if await asyncio.to_thread(lock.is_file) else None
+        self._daemon = await Daemon.open(address, folder=(folder if held else self.place.folder), lock=held, owner=self.place.owner)
+        return self._daemon
+
+
+def _useful(workdir: str | None) -> str | None:
+    return workdir if workdir and workdir != "/" else None
+
+
+async def _daemons() -> AsyncIterator[Daemon]:
+    """Every daemon on this machine that sandboxes may be at, one connection after the other."""
+    folder = cache_folder().parent / "podman"
+    addresses = dict.fromkeys([*candidates(None, podman=False), *candidates(None, podman=True)])
+    for address in addresses:
+        if address == OWN_PODMAN or await answers(address):
+            async with await Daemon.open(address, folder=folder) as daemon:
+                yield daemon
+
+
+async def _gone(daemon: Daemon, name: str) -> None:
+    """Ends and removes a container. Raises `SandboxError` if it is still there."""
+    container = daemon.docker.containers.container(name)
+    problem = "the daemon says nothing"
+    with said(f"removing the container {name}"):
+        for _ in range(REMOVALS):
+            with contextlib.suppress(aiodocker.DockerError):  # it has ended, or is gone
+                await container.kill(signal="SIGKILL")
+            try:
+                await container.delete(force=True, v=True)
+            except aiodocker.DockerError as error:
+                if error.status not in (404, 409, 500):
+                    raise
+                problem = error.message
+            try:
+                await container.show()
+            except aiodocker.DockerError as error:
+                if error.status == 404:
+                    return
+                raise
+            await asyncio.sleep(0.2)
+    raise SandboxError(f"the container {name} could not be removed: {problem}")
+
+
+async def _remove_image(daemon: Daemon, image: str) -> None:
+    with said(f"removing the image {image}"):
+        try:
+            await daemon.docker.images.delete(image)
+        except aiodocker.DockerError as error:
+            if error.status != 404:
+                raise

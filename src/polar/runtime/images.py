@@ -1,0 +1,107 @@
+"""Which image a sandbox starts from: the one named, one built from its folder, or Polar's own. Knows one daemon, no sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from polar.errors import SandboxError
+from polar.runtime.base_image import BASE_IMAGE, BUILD_S, Progress, alone, build, build_base, present
+from polar.runtime.daemon import Daemon, said
+
+__all__ = ["BASE_IMAGE", "build_base", "context_hash", "ensure"]
+
+BUILT = "localhost/polar-built"
+"""Repository of images built from a task's folder; the tag is the hash of what is in it."""
+Pull = Literal["missing", "never", "always"]
+
+
+async def ensure(
+    daemon: Daemon,
+    image: str | None,
+    build_context: Path | None = None,
+    *,
+    pull: Pull = "missing",
+    progress: Progress | None = None,
+) -> str:
+    """The reference of an image that the daemon has: `image` (pulled where it is missing), or built from the folder `build_context`
+    (once for each content), or the base image (made where it is missing). Raises `SandboxError` with the daemon's own words."""
+    say = progress or (lambda _: None)
+    if build_context is not None:
+        return await _built(daemon, build_context, say)
+    if image is None or image == BASE_IMAGE:
+        return await build_base(daemon, progress=progress)
+    if pull == "always" or not await present(daemon, image):
+        if pull == "never" or image.startswith("localhost/"):
+            raise SandboxError(f"the image {image} is not on this machine, and is none that could be pulled: build it first")
+        async with alone(image):
+            if pull == "always" or not await present(daemon, image):
+                await _pull(daemon, image, say)
+    return image
+
+
+def tagged(image: str) -> str:
+    """With `:latest` where neither tag nor digest is named: the API would pull every tag there is."""
+    return image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
+
+
+def context_hash(folder: Path) -> str:
+    """A hash of a build folder's content: paths, modes, links and bytes, nothing of the time."""
+    whole = hashlib.sha256()
+    for path in _inside(folder):
+        mode = path.lstat().st_mode
+        whole.update(f"{path.relative_to(folder)}\0{mode:o}\0".encode(errors="surrogateescape"))
+        if stat.S_ISLNK(mode):
+            whole.update(os.fsencode(os.readlink(path)))
+        elif stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()[:24]
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """All files, links and folders of a build folder, sorted; links are not followed; sockets and devices are no part of it."""
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode):
+            yield path
+
+
+async def _built(daemon: Daemon, folder: Path, say: Progress) -> str:
+    if not await asyncio.to_thread((folder / "Dockerfile").is_file):
+        raise SandboxError(f"runtime.build_context: there is no Dockerfile in {folder}")
+    tag = f"{BUILT}:{await asyncio.to_thread(context_hash, folder)}"
+    async with alone(tag):
+        if not await present(daemon, tag):
+            # builds from Polar's own image are the rule where nothing can be pulled
+            if BASE_IMAGE in await asyncio.to_thread((folder / "Dockerfile").read_text, errors="replace"):
+                await build_base(daemon, progress=say)
+            with tempfile.TemporaryFile() as packed:
+                await asyncio.to_thread(_pack, folder, packed)
+                await build(daemon, packed, tag, labels={"polar.built": tag.rpartition(":")[2]}, progress=say)
+    return tag
+
+
+def _pack(folder: Path, file: IO[bytes]) -> None:
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for path in _inside(folder):
+            archive.add(path, arcname=str(path.relative_to(folder)), recursive=False)
+    file.seek(0)
+
+
+async def _pull(daemon: Daemon, image: str, say: Progress) -> None:
+    last = ""
+    with said(f"pulling the image {image}"):
+        async with asyncio.timeout(BUILD_S):
+            async for chunk in daemon.docker.images.pull(tagged(image), stream=True):
+                status = str(chunk.get("status", ""))
+                if status and status != last:
+                    last = status
+                    say(f"{image}: {status}")
