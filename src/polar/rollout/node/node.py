@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from polar.chat import JsonObject
-from polar.errors import ConfigError, PolarError, RolloutError, StoreError
+from polar.errors import ConfigError, PolarError, RolloutError, SandboxError, StoreError
 from polar.gateway.config import reachable
 from polar.gateway.gateway import Gateway
 from polar.rollout.config import NodeConfig, Retry
@@ -55,7 +55,7 @@ REMEMBERED = 10_000
 """Ended attempts whose short record is kept in memory."""
 LAST_WORDS_S = 5.0
 """How long a node that ends tries to deliver the results of what it had to give up."""
-HOUSEKEEPING_S = 3_600.0
+HOUSEKEEPING_S = 600.0
 DISK_RETRY_S = (0.5, 30.0)
 
 
@@ -128,9 +128,7 @@ class Node:
 
     async def start(self) -> None:
         """Cleans up what an earlier process of this node left, then takes dispatches."""
-        left = await reap(self._owner.root)
-        if left:
-            log.warning("sandboxes of an earlier process were removed", extra={"count": len(left)})
+        await self._reap()
         for accepted in await asyncio.to_thread(self.spool.unsettled):
             await self._lost(accepted)
         self._backends = [name for name in await _usable() if not self.config.allow or name in self.config.allow]
@@ -361,14 +359,26 @@ class Node:
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
+    async def _reap(self) -> None:
+        """Removes what dead owners left. What resists is no reason not to work; it is tried again."""
+        try:
+            left = await reap(self._owner.root)
+        except SandboxError as error:
+            log.error("what an earlier process left could not be removed completely", extra={"why": str(error)})
+            return
+        if left:
+            log.warning("what an earlier process left was removed", extra={"count": len(left)})
+
     async def _keep_house(self) -> None:
         while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            await self.sandboxes.tidy()
+            await self._reap()
             keep = {attempt.folder for attempt in self._attempts.values()}
             days, gigabytes = self.config.artifacts_days, self.config.artifacts_gb
             removed = await asyncio.to_thread(self.artifacts.expire, days=days, gigabytes=gigabytes, keep=keep)
             if removed:
                 log.info("old artefacts were removed", extra={"attempts": removed})
-            await asyncio.sleep(HOUSEKEEPING_S)
 
 
 def _failed(accepted: Accepted, node_id: str, code: str, why: str) -> SessionResult:

@@ -32,6 +32,7 @@ class Sandboxes:
         self._allow = frozenset(allow)
         self._live: dict[str, Runtime] = {}
         self._removing: set[asyncio.Task[str | None]] = set()
+        self._stuck: dict[str, Runtime] = {}
 
     @property
     def live(self) -> int:
@@ -64,8 +65,8 @@ class Sandboxes:
         return runtime
 
     async def remove(self, runtime: Runtime) -> str | None:
-        """Stops it and removes its folder, even if the caller is cancelled meanwhile. Returns what could not be removed, which the next
-        start's reaper finds by its label."""
+        """Stops it and removes its folder, even if the caller is cancelled meanwhile. Returns what could not be removed: that is tried
+        again from time to time (`tidy`), and by the reaper of the next start, which finds it by its label."""
         task = asyncio.create_task(self._remove(runtime))
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
@@ -82,13 +83,20 @@ class Sandboxes:
         except OSError as error:
             problem = problem or str(error)
         self._live.pop(runtime.place.id, None)
+        self._stuck.pop(runtime.place.id, None)
         if problem is not None:
+            self._stuck[runtime.place.id] = runtime
             log.warning("a sandbox could not be removed completely", extra={"sandbox": runtime.place.id, "why": problem})
         return problem
+
+    async def tidy(self) -> None:
+        """Tries once more to remove what could not be removed."""
+        await asyncio.gather(*(self.remove(runtime) for runtime in list(self._stuck.values())))
 
     async def aclose(self) -> None:
         """Removes whatever is still there."""
         await asyncio.gather(*self._removing)
+        await self.tidy()
         await asyncio.gather(*(self.remove(runtime) for runtime in list(self._live.values())))
 
 
