@@ -180,7 +180,7 @@ class BubblewrapRuntime(Kept):
                 os.chown(os.path.join(top, name), uid, uid, follow_symlinks=False)
 
     def _etc(self, hosts: Path) -> list[tuple[str, str, bool]]:
-        passwd, group = machine.accounts(UID, UID, "agent", HOME, base=False)
+        passwd, group = machine.accounts(UID, UID, HOME, base=False)
         network = self.spec.effective_network
         resolve = Path("/etc/resolv.conf").read_text() if network == "host" and os.path.exists("/etc/resolv.conf") else ""
         files = {

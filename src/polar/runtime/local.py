@@ -102,8 +102,7 @@ class LocalRuntime(Kept):
         return f"http://{host}:{port}"
 
     def environment(self) -> dict[str, str]:
-        name = "agent" if self._uid is not None else pwd.getpwuid(os.geteuid()).pw_name
-        mine = {**super().environment(), "USER": name, "LOGNAME": name}
+        mine = {**super().environment(), "USER": "agent", "LOGNAME": "agent"}
         if self._plain:
             mine["TMPDIR"] = str(self.place.folder / "tmp")
         if self.spec.gpus == 0:
@@ -115,12 +114,12 @@ class LocalRuntime(Kept):
 
     def configuration(self) -> dict[str, Any]:
         folder = self.place.folder
-        uid = os.geteuid() if self._uid is None else self._uid
+        uid, gid = (os.geteuid(), os.getegid()) if self._uid is None else (self._uid, self._uid)
         for name, mode in (("home", 0o755), ("work", 0o755), ("tmp", 0o1777), ("root", 0o755), ("shadows", 0o755), ("etc", 0o755)):
             (folder / name).mkdir(exist_ok=True)
             (folder / name).chmod(mode)
             if self._uid is not None and name in ("home", "work", "root"):
-                os.chown(folder / name, uid, uid)
+                os.chown(folder / name, uid, gid)
         limits = {
             "uid_inside": self._uid,
             "confined": not self._plain,
@@ -136,8 +135,8 @@ class LocalRuntime(Kept):
         if self._in_default() and work != WORKDIR:
             inner = folder / "work" / work.removeprefix(f"{WORKDIR}/")
             inner.mkdir(parents=True, exist_ok=True)
-            os.chown(inner, uid, uid if self._uid is not None else os.getegid())
-        for name, text in zip(("passwd", "group"), self._accounts(uid), strict=True):
+            os.chown(inner, uid, gid)
+        for name, text in zip(("passwd", "group"), machine.accounts(uid, gid, HOME, base=True), strict=True):
             (folder / "etc" / name).write_text(text)
             binds.append((str(folder / "etc" / name), f"/etc/{name}", True))
         binds += [(mount.source, mount.target, mount.read_only) for mount in self.spec.mounts]
@@ -154,11 +153,6 @@ class LocalRuntime(Kept):
 
     def _in_default(self) -> bool:
         return self.workdir == WORKDIR or self.workdir.startswith(f"{WORKDIR}/")
-
-    def _accounts(self, uid: int) -> tuple[str, str]:
-        if self._uid is None:
-            return Path("/etc/passwd").read_text(errors="replace"), Path("/etc/group").read_text(errors="replace")
-        return machine.accounts(uid, uid, "agent", HOME, base=True)
 
 
 def _user(name: str | None) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
@@ -66,12 +67,13 @@ def refuse(spec: RuntimeSpec, backend: str, **why: str) -> None:
             raise ConfigError(f"runtime {backend}: {name}: {reason}")
 
 
-def accounts(uid: int, gid: int, name: str, home: str, base: bool) -> tuple[str, str]:
-    """`/etc/passwd` and `/etc/group` in which that user has a name (programs ask for it); with `base`, after the machine's own lines."""
+def accounts(uid: int, gid: int, home: str, *, base: bool) -> tuple[str, str]:
+    """`/etc/passwd` and `/etc/group` in which that user is called `agent` (programs ask for their user's name); with `base`, after the
+    machine's own lines as far as they can be read."""
+    passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    group = "root:x:0:\nnogroup:x:65534:\n"
     if base:
-        passwd, group = Path("/etc/passwd").read_text(errors="replace"), Path("/etc/group").read_text(errors="replace")
-    else:
-        passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-        group = "root:x:0:\nnogroup:x:65534:\n"
+        with contextlib.suppress(OSError):
+            passwd, group = Path("/etc/passwd").read_text(errors="replace"), Path("/etc/group").read_text(errors="replace")
     shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
-    return f"{passwd.rstrip()}\n{name}:x:{uid}:{gid}::{home}:{shell}\n", f"{group.rstrip()}\n{name}:x:{gid}:\n"
+    return f"agent:x:{uid}:{gid}::{home}:{shell}\n{passwd}", f"agent:x:{gid}:\n{group}"
