@@ -14,6 +14,8 @@ from polar.cli.gateway import gateway
 from polar.cli.harness import app as harness_app
 from polar.cli.rebuild import rebuild
 from polar.cli.rollout import register as register_rollout
+from polar.cli.run import run
+from polar.cli.serve import serve, serve_gateway, serve_rollout
 from polar.cli.session import app as session_app
 from polar.cli.tasks import app as tasks_app
 from polar.cli.trace import app as trace_app
@@ -28,6 +30,10 @@ app = typer.Typer(
 app.command()(gateway)
 app.command()(engine)
 app.command()(demo)
+app.command()(run)
+app.command()(serve)
+app.command("serve_rollout")(serve_rollout)
+app.command("serve_gateway")(serve_gateway)
 app.command()(drift)
 app.command()(rebuild)
 app.command()(export)

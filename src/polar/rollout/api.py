@@ -189,8 +189,7 @@ def _tasks(service: Service) -> list[Endpoint]:
 
     async def submit(request: Request) -> Response:
         raw = await request.body()
-        task = parsed(TaskRequest, raw)
-        check_task(task)
+        task = check_task(parsed(TaskRequest, raw))
         name = await service.submit(task, raw, request.headers.get("idempotency-key"))
         return Json({"task_id": name, "status": "running"})
 

@@ -9,8 +9,8 @@ from polar.errors import ConfigError
 from polar.rollout.models import TaskRequest
 
 
-def check_task(request: TaskRequest) -> None:
-    """Raises `ConfigError`."""
+def check_task(request: TaskRequest) -> TaskRequest:
+    """The task as it is kept: with our spelling of a preset that the reference spells otherwise (`claude_code`). Raises `ConfigError`."""
     if request.callback_url is not None:
         url = urlsplit(request.callback_url)
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -19,16 +19,21 @@ def check_task(request: TaskRequest) -> None:
         raise ConfigError("session_callbacks needs a callback_url")
     if request.early_stop is not None and request.early_stop.min_usable > request.num_samples:
         raise ConfigError(f"early_stop.min_usable is more than the {request.num_samples} sessions of the task")
-    _check_harness(request)
     _check_builder(request)
     _check_evaluator(request)
+    return _with_harness(request)
 
 
-def _check_harness(request: TaskRequest) -> None:
-    from polar.harness import named
+def _with_harness(request: TaskRequest) -> TaskRequest:
+    from polar.harness import named, registered
 
-    if request.agent.harness is not None:
-        named(request.agent.harness)
+    name = request.agent.harness
+    if name is None or name in registered():
+        return request
+    ours = name.replace("_", "-")
+    if ours not in registered():
+        named(name)
+    return request.model_copy(update={"agent": request.agent.model_copy(update={"harness": ours})})
 
 
 def _check_builder(request: TaskRequest) -> None:
