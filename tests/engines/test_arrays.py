@@ -29,7 +29,9 @@ def test_what_is_no_list_of_ids_is_missing_not_guessed(bad: object) -> None:
     assert ids_array(bad) is None
 
 
-@pytest.mark.parametrize("bad", [None, ["hello"], ["token_id:"], ["token_id:x"], [3], ["token_id:1", None]])
+@pytest.mark.parametrize(
+    "bad", [None, ["hello"], ["token_id:"], ["token_id:x"], [3], ["token_id:1", None], ["token_id:1\ntoken_id:2", ""], ["", "token_id:1"]]
+)
 def test_names_that_are_no_ids_are_missing(bad: object) -> None:
     assert ids_from_names(bad) is None
 

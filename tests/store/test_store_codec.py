@@ -173,6 +173,19 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [name for name in "abcd" if cache.get(name)] == ["a", "c", "d"]
 
 
+def test_of_retired_entries_the_one_that_was_used_last_stays_longest() -> None:
+    cache: Cache[str, int] = Cache(40)
+    for name in "abcd":
+        cache.put(name, 1, 10)
+    for name in "abc":
+        cache.retire(name)
+    cache.swap("b", 2)
+    assert cache.get("a") == 1
+    cache.put("e", 1, 20)
+    assert {name: cache.get(name) for name in "abcde"} == {"a": 1, "b": None, "c": None, "d": 1, "e": 1}
+    assert cache.size == 40
+
+
 def test_a_retired_entry_goes_before_all_others() -> None:
     cache: Cache[str, int] = Cache(30)
     for name in "abc":

@@ -15,7 +15,9 @@ _ID = "token_id:"
 
 
 def ids_array(values: Any) -> Ids | None:
-    """int32[n]; `None` for anything but a list of integers. An empty list is a real, empty answer."""
+    """int32[n]; `None` for anything but a list of integers (or what this made of one). An empty list is a real, empty answer."""
+    if isinstance(values, np.ndarray):
+        return values
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return None
     try:
@@ -31,14 +33,16 @@ def ids_from_names(names: Any) -> Ids | None:
     """int32[n] from vLLM's `return_tokens_as_token_ids` strings (`token_id:151645`); `None` where they are anything else."""
     if not isinstance(names, list):
         return None
+    if not names:
+        return np.empty(0, np.int32)
     try:
-        return np.array([int(name[9:]) if name.startswith(_ID) else _refuse(name) for name in names], dtype=np.int32)
-    except (AttributeError, TypeError, ValueError, OverflowError):
+        joined = "\n" + "\n".join(names)
+        numbers = joined.split("\n" + _ID)
+        if numbers[0] or len(numbers) != len(names) + 1 or joined.count("\n") != len(names):
+            return None
+        return np.array(list(map(int, numbers[1:])), dtype=np.int32)
+    except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _refuse(name: str) -> int:
-    raise ValueError(f"{name!r} is no token id")
 
 
 def logprobs_array(values: Any) -> Floats | None:

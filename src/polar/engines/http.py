@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -61,6 +61,7 @@ class HttpEngine(Engine):
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
                 headers=headers,
+                cookie_jar=aiohttp.DummyCookieJar(),  # nothing of one session's call may go out with another's
                 read_bufsize=1 << 20,
             )
         return self._session
@@ -69,14 +70,16 @@ class HttpEngine(Engine):
         """The parsed answer of a GET. Raises as `post` does."""
         return loads(await self._call("GET", path, None, timeout_s))
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> Any:
-        """The parsed answer of a POST; an empty answer is `None`. numpy arrays in `body` are serialised as lists.
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None, parse: Callable[[bytes], Any] | None = None
+    ) -> Any:
+        """The answer of a POST, parsed by `parse` or `loads`; an empty one is `None`. numpy arrays in `body` are serialised as lists.
 
         Raises `EngineError` and `ContextOverflow` as `error_for` maps them (an error body under status 200, too), `EngineUnavailable`
         where there is no connection or the body is cut, `EngineTimeout`.
         """
         raw = await self._call("POST", path, dumps(body), timeout_s)
-        answer = loads(raw) if raw else None
+        answer = (parse or loads)(raw) if raw else None
         _raise_error_body(answer, raw)
         return answer
 

@@ -72,7 +72,7 @@ class OpenAIEngine(HttpEngine):
         return named | {"top_logprobs"} if "logprobs" in named else named
 
     def _generation(self, choice: JsonObject, answer: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
-        logprobs, tops = chat_logprobs(choice)
+        logprobs, tops = chat_logprobs(choice, with_top)
         wire = choice.get("message") or {}
         ids = ids_array(choice.get("token_ids"))
         return Generation(
@@ -86,5 +86,5 @@ class OpenAIEngine(HttpEngine):
             prompt_tokens=usage.get("prompt_tokens", 0),
             completion_tokens=usage.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=usage.get("cached_tokens", 0),
-            top=tops if with_top else None,
+            top=tops,
         )

@@ -145,7 +145,7 @@ class SglangEngine(HttpEngine):
         logprob_ids, logprobs = _pairs(meta)
         if ids is None:
             ids = logprob_ids
-        chat_values, tops = chat_logprobs(choice)
+        chat_values, tops = chat_logprobs(choice, with_top)
         wire = choice.get("message") or {}
         return Generation(
             prompt_ids=ids_array(choice.get("prompt_token_ids")),
@@ -159,7 +159,7 @@ class SglangEngine(HttpEngine):
             completion_tokens=meta.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=meta.get("cached_tokens") or 0,
             policy_version=_version_of(meta),
-            top=tops if with_top else None,
+            top=tops,
         )
 
     async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:

@@ -28,7 +28,8 @@ from polar.engines.chat import (
     tools_body,
     usage_counts,
 )
-from polar.engines.http import HttpEngine, reading
+from polar.engines.echo import EchoedPrompts
+from polar.engines.http import HttpEngine, loads, reading
 from polar.errors import EngineRejected, EngineUnavailable
 
 
@@ -39,6 +40,10 @@ class VllmEngine(HttpEngine):
     returns_tokens: ClassVar[bool] = True
 
     _context: int | None = None
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
+        super().__init__(url, api_key=api_key, timeout_s=timeout_s)
+        self._echoed = EchoedPrompts()
 
     async def info(self) -> EngineInfo:
         listing = await self.get("/v1/models")
@@ -147,7 +152,8 @@ class VllmEngine(HttpEngine):
         if context is not None and (request.sampling.max_tokens or 0) > context:
             # More than the whole context is refused; more than the room that is left is cut to it by the server.
             body["max_tokens"] = context
-        answer = await self.post("/v1/chat/completions", body)
+        conversation = (request.session, len(request.messages[0].text) if request.messages else 0)
+        answer = await self.post("/v1/chat/completions", body, parse=lambda raw: self._echoed.read(raw, conversation, loads))
         usage, choices = usage_counts(answer), choices_of(answer)
         with reading(self.url):
             prompt_ids = ids_array(answer.get("prompt_token_ids"))
@@ -157,7 +163,7 @@ class VllmEngine(HttpEngine):
 
     def _chat_generation(self, choice: JsonObject, usage: Mapping[str, int], prompt_ids: Ids | None, with_top: bool) -> Generation:
         ids = ids_array(choice.get("token_ids"))
-        logprobs, tops = chat_logprobs(choice)
+        logprobs, tops = chat_logprobs(choice, with_top)
         wire = choice.get("message") or {}
         return Generation(
             prompt_ids=prompt_ids,
@@ -170,7 +176,7 @@ class VllmEngine(HttpEngine):
             prompt_tokens=usage.get("prompt_tokens", 0),
             completion_tokens=usage.get("completion_tokens", 0) if ids is None else len(ids),
             cached_tokens=usage.get("cached_tokens", 0),
-            top=tops if with_top else None,
+            top=tops,
         )
 
     async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:
@@ -205,17 +211,18 @@ def _sampled(choice: JsonObject) -> tuple[Ids | None, Floats | None]:
     return ids, logprobs_array(wire.get("token_logprobs"))
 
 
-def chat_logprobs(choice: JsonObject) -> tuple[Floats | None, list[list[tuple[int | str, float]]] | None]:
-    """(float32[n], alternatives) of a Chat Completions choice; `None` where the server sent none."""
+def chat_logprobs(choice: JsonObject, with_top: bool) -> tuple[Floats | None, list[list[tuple[int | str, float]]] | None]:
+    """(float32[n], alternatives) of a Chat Completions choice; `None` where the server sent none, or they were not asked for."""
     content = (choice.get("logprobs") or {}).get("content")
     if not isinstance(content, list):
         return None, None
-    tops = [
-        [
-            (name_or_id(str(other.get("token"))), float(other["logprob"]))
-            for other in entry.get("top_logprobs") or ()
-            if other.get("logprob") is not None
-        ]
-        for entry in content
-    ]
+    tops = [_alternatives(entry) for entry in content] if with_top else None
     return logprobs_array([entry.get("logprob") for entry in content]), tops
+
+
+def _alternatives(entry: JsonObject) -> list[tuple[int | str, float]]:
+    return [
+        (name_or_id(str(other.get("token"))), float(other["logprob"]))
+        for other in entry.get("top_logprobs") or ()
+        if other.get("logprob") is not None
+    ]
