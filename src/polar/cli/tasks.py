@@ -133,13 +133,11 @@ def run_one(
     engine: Annotated[str | None, typer.Option(help="The inference server; default: as polar run.")] = None,
 ) -> None:
     """Roll out tasks once: `polar run` with other defaults."""
-    import importlib
+    from polar.cli.run import Where, new_folder, run_tasks
 
-    try:
-        run_tasks = importlib.import_module("polar.cli.run").run_tasks
-    except ImportError:
-        raise ConfigError("this installation has no `polar run`: submit the task to a rollout service with `polar submit`") from None
-    run_tasks(source, harness, samples, runtime=runtime, engine=engine)
+    harnesses = [name.strip() for name in harness.split(",") if name.strip()]
+    where = Where(None, engine, None, 2, new_folder(None))
+    raise typer.Exit(run_tasks(source, harnesses, samples, where, runtime={"backend": runtime}))
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from polar.demo import play, show
+from polar.engine.child import running_engine
 from polar.errors import ConfigError
 from polar.export import label_line
 from polar.harness import install, named
@@ -60,7 +61,7 @@ async def _demo(sessions: int, folder: Path, seed: int, program: str, console: C
 
         installing = asyncio.create_task(asyncio.to_thread(install, play.HARNESS, progress=progress))
         progress(f"starting polar engine {play.MODEL}")
-        async with play.engine(folder) as url, play.gateway(url, folder, progress) as gateway:
+        async with running_engine(play.MODEL, folder) as url, play.gateway(url, folder, progress) as gateway:
             installation = await installing
             served = gateway.models.all[0]
             progress(f"gateway at http://{gateway.config.host}:{gateway.config.port}, mode {served.mode}; running {sessions} sessions")

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
-from polar.errors import EngineUnavailable
 from polar.gateway.config import Budgets, EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway
-from polar.gateway.serve import bind, serving
+from polar.gateway.serve import serving
 from polar.harness import Endpoint, Installation, Options, RunResult, launch
 from polar.records import Completion
 from polar.tasks import Grade, Task, bundled, grade, prepare
@@ -29,7 +24,6 @@ MODEL = "tiny-qwen3"
 HARNESS = "pi"
 OPTIONS = Options(context=16_384, max_output=256, retries=1)
 BUDGETS = Budgets(max_turns=10, max_tokens=1_500, max_seconds=120)
-ENGINE_START_S = 120.0
 AT_ONCE = 2
 
 Progress = Callable[[str], None]
@@ -56,59 +50,6 @@ def choose(sessions: int, seed: int) -> list[Task]:
         rng.shuffle(tasks)
         chosen += tasks
     return chosen[:sessions]
-
-
-@asynccontextmanager
-async def engine(folder: Path) -> AsyncIterator[str]:
-    """`polar engine tiny-qwen3` on a free port; yields its URL once it answers. Its output is in `folder/engine.log`.
-
-    Raises `EngineUnavailable` with the end of that log where it does not come up.
-    """
-    sock = bind("127.0.0.1", 0)
-    port = sock.getsockname()[1]
-    sock.close()
-    url = f"http://127.0.0.1:{port}"
-    log = folder / "engine.log"
-    command = [sys.executable, "-c", "from polar.cli import main; main()", "engine", MODEL, "--port", str(port)]
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT
-        )
-    try:
-        if not await _answers(url, process):
-            raise EngineUnavailable(f"polar engine {MODEL} did not come up; {log} ends with:\n{await asyncio.to_thread(_tail, log)}")
-        yield url
-    finally:
-        await _stop(process)
-
-
-async def _answers(url: str, process: asyncio.subprocess.Process) -> bool:
-    """Waits until the engine is healthy; false if it ended or took too long."""
-    deadline = time.monotonic() + ENGINE_START_S
-    async with aiohttp.ClientSession() as client:
-        while time.monotonic() < deadline and process.returncode is None:
-            try:
-                async with client.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=2)) as answer:
-                    if answer.status == 200:
-                        return True
-            except (aiohttp.ClientError, TimeoutError):
-                await asyncio.sleep(0.1)
-    return False
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), 10)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-1000:]
 
 
 @asynccontextmanager

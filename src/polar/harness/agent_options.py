@@ -42,6 +42,7 @@ def read_options(spec: AgentSpec, *, context: int | None) -> Options:
     if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
         raise ConfigError("agent.settings.extra_args is a list of words")
     length = own.pop("context", context)
+    rest: dict[str, Any] = {"settings": settings, "extra_args": tuple(arguments), "mcp_servers": tuple(spec.mcp_servers), **own}
     if length is not None and "max_output" in own:
-        own["context"], length = length, None
-    return Options.within(length, settings=settings, extra_args=tuple(arguments), mcp_servers=tuple(spec.mcp_servers), **own)
+        return Options(context=length, **rest)
+    return Options.within(length, **rest)
