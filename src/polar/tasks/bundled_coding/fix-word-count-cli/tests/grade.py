@@ -1,7 +1,8 @@
 """Grades the work folder (the current one) by the cases in cases.json beside this file; writes the reward to $VERIFIER_LOGS/reward.txt.
 
 The code under test runs in processes of its own, each case in a fresh copy of the work folder, and is judged by what comes out of them: it
-never holds what is expected, and cannot reach this process's count. Needs Python 3.8 and nothing else.
+never holds what is expected, and cannot reach this process's count. Where the tests were put into a sandbox for this one run (Harbor's
+/tests, or $VERIFIER_TESTS), cases.json is gone before any of it runs; what it leaves running is ended. Needs Python 3.8 on Linux.
 
 A case is `run` (a shell command) or `python` (a snippet that sets `result`), with `files` put into the folder first and `stdin`. `expect`
 tells what must hold of it: `exit`, `stdout`, `json` (the whole of stdout), `key` (one key of that), `result`, `files`, `absent`.
@@ -9,6 +10,7 @@ A case with `keep` works before the agent comes and must go on working: without 
 gives the share that passes, `"score": "all"` gives 1 or 0.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -17,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(os.path.realpath(__file__))
 TIMEOUT_S = 10
+SUBREAPER = 36  # of prctl: whoever loses its parent becomes a child of this process
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("VERIFIER_")}
 DRIVER = """
 import json, os, sys
 sys.path.insert(0, "")
@@ -35,7 +39,7 @@ with os.fdopen(int(sys.argv[1]), "w") as out:
 
 
 def run(command, folder, stdin, pass_fds=()):
-    """Exit code (124 after a timeout) and stdout of a command; nothing of its process group is left afterwards."""
+    """Exit code (124 after a timeout) and stdout of a command; nothing that it started is left afterwards."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -44,7 +48,7 @@ def run(command, folder, stdin, pass_fds=()):
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         pass_fds=pass_fds,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONIOENCODING": "utf-8"},
+        env={**ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONIOENCODING": "utf-8"},
     )
     try:
         stdout, _ = process.communicate(stdin.encode(), timeout=TIMEOUT_S)
@@ -57,7 +61,30 @@ def run(command, folder, stdin, pass_fds=()):
         except ProcessLookupError:
             pass
         process.wait()
+        end_orphans()
     return code, stdout.decode("utf-8", "replace")
+
+
+def end_orphans():
+    """Ends what the code under test moved out of its process group: since this process is its subreaper, it is a child now."""
+    while True:
+        children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(pid) == os.getpid()]
+        if not children:
+            return
+        for child in children:
+            try:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            except OSError:
+                pass
+
+
+def parent_of(pid):
+    try:
+        with open("/proc/{}/stat".format(pid), "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def outcome(case, folder):
@@ -106,8 +133,12 @@ def wrong(case, folder):
 
 
 def main():
-    with open(os.path.join(HERE, "cases.json"), encoding="utf-8") as file:
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    path = os.path.join(HERE, "cases.json")
+    with open(path, encoding="utf-8") as file:
         plan = json.load(file)
+    if HERE in ("/tests", os.path.realpath(os.environ.get("VERIFIER_TESTS", "/tests"))):
+        os.remove(path)
     kept, passed, counted = True, 0, 0
     for case in plan["cases"]:
         with tempfile.TemporaryDirectory(prefix="case-") as folder:
