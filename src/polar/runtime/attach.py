@@ -31,7 +31,7 @@ class Attached:
         self._writer = writer
 
     @classmethod
-    async def open(cls, address: str, exec_id: str, *, timeout_s: float = 60.0) -> Attached:
+    async def open(cls, address: str, api: str, exec_id: str, *, timeout_s: float = 60.0) -> Attached:
         """Starts the exec. Raises `aiodocker.DockerError` for a refusal, `OSError` and `TimeoutError` where there is no answer."""
         kind, _, rest = address.partition("://")
         async with asyncio.timeout(timeout_s):
@@ -43,7 +43,7 @@ class Attached:
             try:
                 body = json.dumps({"Detach": False, "Tty": False}).encode()
                 writer.write(
-                    f"POST /v1.41/exec/{exec_id}/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    f"POST /{api}/exec/{exec_id}/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                     f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(body)}\r\n\r\n".encode()
                     + body
                 )

@@ -175,7 +175,7 @@ async def _import(daemon: Daemon, tarball: Path, tag: str) -> None:
     repository, _, version = tag.rpartition(":")
     changes = [f"ENV {name}={value}" for name, value in _ENVIRONMENT.items()]
     named = [("changes", one) for one in changes]
-    if daemon.is_podman:  # its form of Docker's import forgets the changes and the name
+    if daemon.podman is not None:  # its form of Docker's import forgets the changes and the name
         path, params = "libpod/images/import", [("reference", tag), *named]
     else:
         path, params = "images/create", [("fromSrc", "-"), ("repo", repository), ("tag", version), *named]

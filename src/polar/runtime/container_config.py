@@ -61,8 +61,9 @@ def options(spec: RuntimeSpec) -> Options:
     return found
 
 
-def body(spec: RuntimeSpec, place: Place, *, image: str, workdir: str, podman: bool, podman_version: str = "") -> dict[str, Any]:
-    """The JSON of `POST /containers/create`. Raises `ConfigError` for what this daemon can't heed."""
+def body(spec: RuntimeSpec, place: Place, *, image: str, workdir: str, podman: str | None) -> dict[str, Any]:
+    """The JSON of `POST /containers/create`; `podman` is Podman's version, `None` for Docker. Raises `ConfigError` for what this daemon
+    can't heed."""
     extra = options(spec)
     host: dict[str, Any] = {
         "NetworkMode": {"gateway": "none", "none": "none", "bridge": "bridge", "host": "host"}[spec.effective_network],
@@ -87,7 +88,7 @@ def body(spec: RuntimeSpec, place: Place, *, image: str, workdir: str, podman: b
     if spec.storage_mb is not None:
         host["StorageOpt"] = {"size": f"{spec.storage_mb}m"}
     if spec.gpus:
-        host["DeviceRequests"] = [_gpus(spec.gpus, podman, podman_version)]
+        host["DeviceRequests"] = [_gpus(spec.gpus, podman)]
     if extra.shm_mb is not None:
         host["ShmSize"] = extra.shm_mb << 20
     if extra.runtime is not None:
@@ -123,10 +124,10 @@ def _device(text: str) -> dict[str, str]:
     return {"PathOnHost": source, "PathInContainer": target or source, "CgroupPermissions": permissions or "rwm"}
 
 
-def _gpus(count: int, podman: bool, version: str) -> dict[str, Any]:
-    if not podman:
+def _gpus(count: int, podman: str | None) -> dict[str, Any]:
+    if podman is None:
         return {"Driver": "", "Count": count, "Capabilities": [["gpu"]]}
-    parts = tuple(int(one) for one in version.split(".")[:2] if one.isdigit())
+    parts = tuple(int(one) for one in podman.split(".")[:2] if one.isdigit())
     if parts < PODMAN_GPU_VERSION:
-        raise ConfigError(f"runtime.gpus: Podman gives GPUs by its Docker API from 5.0 on; this one is {version}")
+        raise ConfigError(f"runtime.gpus: Podman gives GPUs by its Docker API from 5.0 on; this one is {podman}")
     return {"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={number}" for number in range(count)]}

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiodocker
@@ -32,14 +33,24 @@ TIMED_OUT = 124
 KILLED = 137
 COMMAND_AT_FAULT = (126, 127)
 """Exit codes of a command that never began because its folder or its user does not exist."""
+BEGIN_TRIES = 100
 SETTLE_S = 0.3
 """How long output is still read after a command's end where something that it left behind holds its stdout."""
-ENDED_S = 20.0
-"""How long a daemon may take to notice that a command has ended."""
 
 
 _BEGIN = 'printf %s "$1"; shift; exec "$@"'
 """Prints a secret word and becomes the command: only so is it known that a command began. (Its exit code and its words it can choose.)"""
+
+
+_SETTLE = """
+echo "$ids"
+[ "$(id -u)" = 0 ] || exit 0
+for folder; do
+    [ -d "$folder" ] || { mkdir -p "$folder" && chown "$ids" "$folder"; } || exit 1
+done
+chmod 700 "$1"
+"""
+"""As root: makes the folders and gives them to the user; the first one is nobody else's. As another user: only says who it is."""
 
 
 class Tail:
@@ -95,16 +106,30 @@ class Container:
         self.place = place
         self.first = first
         self.ids = "0:0"
-        self.here = daemon.local and belongs(first, place.id)
+        self.here = False
         """Whether its processes are this machine's own, and may be seen."""
-        self._oom_kills = oom_kills(first) if self.here else None
+        self._oom_kills: int | None = None
 
-    async def look_around(self) -> None:
-        """Finds out the user. Raises `SandboxError` where there is not even a shell."""
-        found = await self.run(["/bin/sh", "-c", "id -u && id -g"], cwd="/", timeout_s=60)
-        if not found.ok or len(lines := found.text.split()) != 2:
-            raise SandboxError(f"the sandbox {self.place.id} cannot run /bin/sh and id: {found.tail()}")
-        self.ids = ":".join(lines)
+    async def settle(self, folders: Sequence[str], *, private: str) -> None:
+        """Finds out where its processes are and who its user is, and makes that user's folders where they are missing. Raises
+        `SandboxError` where that can't be, and where there is not even a shell."""
+        for _ in range(BEGIN_TRIES if self.daemon.local else 0):
+            # for a moment its first process is still the program that makes containers
+            self.here = belongs(self.first, self.place.id)
+            if self.here or not Path(f"/proc/{self.first}").exists():  # noqa: ASYNC240 - asks the kernel, no disk
+                break
+            await asyncio.sleep(0.01)
+        self._oom_kills = oom_kills(self.first) if self.here else None
+        made = await self._settle("$(id -u):$(id -g)", private, folders, None)
+        if made.ok and made.text.split() != ["0:0"]:
+            self.ids = made.text.strip()
+            made = await self._settle(self.ids, private, folders, "0")
+        if not made.ok:
+            raise SandboxError(f"the sandbox {self.place.id} cannot run /bin/sh, or has no place for {', '.join(folders)}: {made.tail()}")
+
+    async def _settle(self, ids: str, private: str, folders: Sequence[str], user: str | None) -> ExecResult:
+        script = ["/bin/sh", "-c", f"ids={ids}\n{_SETTLE}", "polar", private, *folders]
+        return await self.run(script, cwd="/", user=user, timeout_s=60)
 
     async def run(
         self,
@@ -199,7 +224,7 @@ class Container:
     async def _follow(self, exec_id: str, stdin: bytes | None, tail: Tail, timeout_s: float | None) -> int | None:
         """The command's exit code, `None` when its time ran out."""
         with said(f"a command in the sandbox {self.place.id}"):
-            attached = await Attached.open(self.daemon.address, exec_id)
+            attached = await Attached.open(self.daemon.address, self.daemon.api, exec_id)
         try:
             async with asyncio.timeout(timeout_s) as limit, asyncio.TaskGroup() as tasks:
                 feeding = tasks.create_task(attached.feed(stdin)) if stdin is not None else None

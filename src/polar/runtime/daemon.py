@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -55,8 +55,14 @@ async def discover(explicit: str | None = None, *, podman: bool = False) -> str:
     raise SandboxError(f"there is no {what} here: install it, or set DOCKER_HOST to where a daemon listens (unix:///..., tcp://...)")
 
 
-async def answers(address: str, *, timeout_s: float = 10.0) -> bool:
-    """Whether a daemon answers `GET /_ping` there."""
+async def answers(address: str) -> bool:
+    """Whether a daemon answers there."""
+    return await ping(address) is not None
+
+
+async def ping(address: str, *, timeout_s: float = 10.0) -> Mapping[str, str] | None:
+    """The headers of the answer to `GET /_ping`, `None` where nobody answers. They tell whose daemon it is and its API's version at once
+    (`/version` has Podman ask the package manager, which takes seconds). Raises `SandboxError` for what is no address."""
     kind, _, rest = address.partition("://")
     if kind not in ("unix", "tcp"):
         raise SandboxError(f"{address!r} is no address of a Docker daemon that Polar can use: write unix:///path.sock or tcp://host:port")
@@ -65,9 +71,9 @@ async def answers(address: str, *, timeout_s: float = 10.0) -> bool:
     limit = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session, session.get(url) as response:
-            return response.status == 200
+            return response.headers if response.status == 200 else None
     except (aiohttp.ClientError, OSError, TimeoutError):
-        return False
+        return None
 
 
 @contextmanager
@@ -84,23 +90,24 @@ def said(doing: str) -> Iterator[None]:
 class Daemon:
     """A connection to one daemon. Belongs to the event loop that opened it."""
 
-    def __init__(self, address: str, docker: aiodocker.Docker, version: dict[str, Any]) -> None:
+    def __init__(self, address: str, docker: aiodocker.Docker, *, api: str, podman: str | None) -> None:
         self.address = address
         self.docker = docker
-        self.is_podman = any("podman" in str(one.get("Name", "")).lower() for one in version.get("Components") or ())
-        self.version = str(version.get("Version", ""))
+        self.api = api
+        """The API's version, such as `v1.41`."""
+        self.podman = podman
+        """Podman's version, `None` for Docker."""
 
     @classmethod
     async def open(cls, address: str, *, folder: Path, lock: Path | None = None, owner: str = "") -> Daemon:
         """Connects; for `podman` starts the service in `folder` where it does not run. Raises `SandboxError`."""
         url = await service(folder, lock=lock, owner=owner) if address == OWN_PODMAN else address
-        docker = aiodocker.Docker(url=url, timeout=aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=10.0))
-        try:
-            with said(f"connecting to {url}"):
-                return cls(url, docker, await docker.version())
-        except BaseException:
-            await docker.close()
-            raise
+        told = await ping(url)
+        if told is None:
+            raise SandboxError(f"no Docker daemon answers at {url}")
+        api = f"v{told.get('Api-Version', '1.41')}"
+        docker = aiodocker.Docker(url=url, api_version=api, timeout=aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=10.0))
+        return cls(url, docker, api=api, podman=told.get("Libpod-Api-Version"))
 
     @property
     def local(self) -> bool:
@@ -120,7 +127,7 @@ class Daemon:
     async def request(self, method: str, path: str, **kwargs: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """A request whose body or answer is streamed, which the library would hold in memory. Raises `aiodocker.DockerError` for a
         refusal. `path` is relative to the versioned API; `libpod/...` is Podman's own."""
-        version = "v4.0.0" if path.startswith("libpod/") else self.docker.api_version
+        version = "v4.0.0" if path.startswith("libpod/") else self.api
         url = f"{self.docker.docker_host}/{version}/{path}"
         limit = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=REQUEST_S)
         async with self.docker.session.request(method, url, timeout=limit, **kwargs) as response:

@@ -35,12 +35,6 @@ from polar.runtime.spec import RuntimeSpec
 REMOVALS = 50
 """How often a removal is tried, five times a second, before it is given up."""
 SNAPSHOTS = "localhost/polar-snapshot"
-_SET_UP = """
-for folder in "$1" "$2"; do
-    [ -d "$folder" ] || { mkdir -p "$folder" && chown "$3" "$folder"; } || exit 1
-done
-chmod 700 "$2"
-"""
 
 
 @register
@@ -95,27 +89,8 @@ class DockerRuntime(Runtime):
 
     async def start(self) -> None:
         daemon = await self._connect()
-        context = self.spec.build_context
-        folder = None if context is None else (self.place.task_folder or Path()) / context
-        image = await ensure(daemon, self.spec.image, folder, pull=self._options.pull)
-        with said(f"starting the sandbox {self.place.id} from {image}"):
-            config = (await daemon.docker.images.inspect(image)).get("Config") or {}
-            self._workdir = self.spec.workdir or _useful(config.get("WorkingDir")) or DEFAULT_WORKDIR
-            wanted = body(self.spec, self.place, image=image, workdir=self._workdir, podman=daemon.is_podman, podman_version=daemon.version)
-            container = await daemon.docker.containers.create(wanted, name=self.name)
-            await container.start()
-            state = (await container.show())["State"]
-        if not state.get("Running"):
-            raise SandboxError(
-                f"the sandbox {self.place.id} ended at once: {state.get('Error') or state.get('Status')}: has {image} a /bin/sh?"
-            )
-        self._container = Container(daemon, container.id, self.place, first=int(state.get("Pid") or 0))
-        await self._container.look_around()
-        made = await self._container.run(
-            ["/bin/sh", "-c", _SET_UP, "polar", self._workdir, HOME, self._container.ids], cwd="/", user="0", timeout_s=60
-        )
-        if not made.ok:
-            raise SandboxError(f"the sandbox {self.place.id} has no place for {self._workdir}: {made.tail()}")
+        self._container = await self._made(daemon)
+        await self._container.settle([self._workdir], private=HOME)
         if self.place.gateway is not None and self.spec.effective_network in ("gateway", "bridge"):
             self._relay = await self._joined(daemon, self._container, self.place.gateway)
 
@@ -166,11 +141,9 @@ class DockerRuntime(Runtime):
     async def snapshot(self) -> str | None:
         container = self._running
         reference = f"{SNAPSHOTS}:{self.place.id}"
-        labels = " ".join(f"{name}={value}" for name, value in self._labels.items())
         with said(f"keeping the sandbox {self.place.id} as an image"):
-            await container.daemon.docker.containers.container(container.id).commit(
-                repository=SNAPSHOTS, tag=self.place.id, changes=f"LABEL {labels}"
-            )
+            # the labels come from the container; Podman wants a body, if only an empty one
+            await container.daemon.docker.containers.container(container.id).commit(repository=SNAPSHOTS, tag=self.place.id, config={})
         return reference
 
     @classmethod
@@ -208,9 +181,22 @@ class DockerRuntime(Runtime):
             raise SandboxError(f"the sandbox {self.place.id} is not running")
         return self._container
 
-    @property
-    def _labels(self) -> dict[str, str]:
-        return {SANDBOX_LABEL: self.place.id, OWNER_LABEL: self.place.owner}
+    async def _made(self, daemon: Daemon) -> Container:
+        """The container, made and started."""
+        context = self.spec.build_context
+        folder = None if context is None else (self.place.task_folder or Path()) / context
+        image = await ensure(daemon, self.spec.image, folder, pull=self._options.pull)
+        with said(f"starting the sandbox {self.place.id} from {image}"):
+            config = (await daemon.docker.images.inspect(image)).get("Config") or {}
+            self._workdir = self.spec.workdir or _useful(config.get("WorkingDir")) or DEFAULT_WORKDIR
+            wanted = body(self.spec, self.place, image=image, workdir=self._workdir, podman=daemon.podman)
+            container = await daemon.docker.containers.create(wanted, name=self.name)
+            await container.start()
+            state = (await container.show())["State"]
+        if not state.get("Running"):
+            why = state.get("Error") or f"{state.get('Status')}, exit code {state.get('ExitCode')}"
+            raise SandboxError(f"the sandbox {self.place.id} ended at once ({why}): has the image {image} a /bin/sh?")
+        return Container(daemon, container.id, self.place, first=int(state.get("Pid") or 0))
 
     async def _joined(self, daemon: Daemon, container: Container, gateway: tuple[str, int]) -> Relay:
         if not container.here:

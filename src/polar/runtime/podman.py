@@ -135,7 +135,7 @@ def _answers(path: Path) -> bool:
         client.settimeout(5.0)
         try:
             client.connect(str(path))
-            client.sendall(b"GET /_ping HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            client.sendall(b"GET /_ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             return b" 200 " in client.recv(64)
         except OSError:
             return False
