@@ -30,6 +30,8 @@ from polar.trajectory import Trajectory
 
 Fresh = Callable[[], AbstractAsyncContextManager[Runtime]]
 """A started and prepared sandbox of the evaluator's own (`eval_prepare`), without network; the first one was made while the agent ran."""
+Other = Callable[[JsonObject], AbstractAsyncContextManager[Runtime]]
+"""The same, with these fields of the task's `RuntimeSpec` in place of its own (`image`, `build_context`, `env`, `prepare`, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Evidence:
     timeout_s: float = 600.0
     """What is left of the evaluation budget."""
     transcript: Path | None = None
+    other: Other | None = None
+    """Sandboxes that differ from the task's, for verifiers with an image of their own; `None` where there is no way to make one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,8 @@ class Evaluator(ABC, Generic[C]):
 
     name: ClassVar[str]
     Config: ClassVar[type[BaseModel]] = NoConfig
-    needs_fresh: ClassVar[bool] = True
-    """Whether it asks for a fresh sandbox, which is then made while the agent runs."""
+    needs_fresh: bool = True
+    """Whether it asks for a fresh sandbox, which is then made while the agent runs. An instance may differ from its class."""
 
     def __init__(self, config: C, env: Mapping[str, str] | None = None) -> None:
         self.config = config
@@ -121,15 +125,15 @@ def registered() -> Mapping[str, type[Evaluator[Any]]]:
     return _REGISTRY
 
 
-def make(name: str, config: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Evaluator[Any]:
-    """The evaluator of that name, configured. Raises `ConfigError` for an unknown name or a wrong configuration: at submission, not after
-    the agent has worked for an hour."""
+def make(name: str | type[Evaluator[Any]], config: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Evaluator[Any]:
+    """The evaluator of that name (or class), configured. Raises `ConfigError` for an unknown name or a wrong configuration: at submission,
+    not after the agent has worked for an hour."""
     try:
-        cls = _REGISTRY[name]
+        cls = _REGISTRY[name] if isinstance(name, str) else name
     except KeyError:
         raise ConfigError(f"no evaluator is called {name!r}; there are: {', '.join(_REGISTRY)}") from None
     try:
         return cls(cls.Config.model_validate(dict(config)), env)
     except ValidationError as error:
         lines = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors())
-        raise ConfigError(f"evaluator {name}: {lines}") from error
+        raise ConfigError(f"evaluator {getattr(cls, 'name', cls.__name__)}: {lines}") from error

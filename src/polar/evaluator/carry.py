@@ -1,0 +1,173 @@
+"""An agent's work brought into the evaluator's sandbox: its work folder, or its patch. Knows no tests and no reward.
+
+The evaluator's sandbox was prepared like the agent's. Its work folder is emptied and filled with the agent's files, so that what the agent
+removed is gone; then guarded files are put back (`polar.evaluator.guards`). Links that leave the folder are not carried, but for those to
+plain files that the evaluator's sandbox has too (a virtual environment's interpreter): one to where hidden tests will lie would be a way
+to read them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from polar.chat import JsonObject
+from polar.errors import EvaluatorError, UnsafePath
+from polar.evaluator import patches
+from polar.evaluator.base import Evidence
+from polar.evaluator.budget import Budget
+from polar.evaluator.guards import PARTLY, Trusted, guarded
+from polar.runtime.base import Runtime
+
+How = Literal["workdir", "patch", "none"]
+MAX_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """`refused`: why the agent's work cannot be had, which is its own doing; `None` where it was brought over."""
+
+    refused: str | None = None
+    undone: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    how: str = ""
+
+    def report(self) -> JsonObject:
+        said: JsonObject = {"how": self.how}
+        if self.refused is not None:
+            said["refused"] = self.refused
+        if self.undone:
+            said["undone"] = list(self.undone)
+        if self.links:
+            said["links_not_carried"] = list(self.links)
+        return said
+
+
+async def carry(
+    evidence: Evidence, runtime: Runtime, how: How, *, protect: Sequence[str], budget: Budget, folder: str | None = None
+) -> Carried:
+    """Brings the work into `runtime`, unless that is the agent's own sandbox. `folder`: of the patch; `None`: the work folder.
+
+    Raises `EvaluatorError` where there is nothing to bring for reasons that are not the agent's.
+    """
+    if runtime is evidence.agent:
+        return Carried(how="in place")
+    if how == "none":
+        return Carried(how=how)
+    target = folder or runtime.workdir
+    trusted = await Trusted.take(runtime, target, protect, budget=budget)
+    if how == "patch":
+        done = await _patch(evidence, runtime, target, protect, budget)
+    else:
+        done = await _workdir(evidence, runtime, budget)
+    if done.refused is not None:
+        return done
+    undone = await trusted.restore(runtime, budget=budget)
+    return Carried(None, tuple(dict.fromkeys((*done.undone, *undone))), done.links, done.how)
+
+
+async def _patch(evidence: Evidence, runtime: Runtime, target: str, protect: Sequence[str], budget: Budget) -> Carried:
+    if evidence.patch is None:
+        raise EvaluatorError("no patch of the agent's work was taken (is git in its sandbox?), and the evaluator is to apply one")
+    kept, gone = patches.filtered(evidence.patch, lambda path: guarded(path, protect) and PurePosixPath(path).name not in PARTLY)
+    applied = await patches.apply(runtime, kept, target, budget=budget)
+    return Carried(None if applied.ok else f"the patch does not apply: {applied.how}", gone, how=f"patch: {applied.how}")
+
+
+async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carried:
+    agent = evidence.agent
+    if agent is None:
+        raise EvaluatorError("the agent's sandbox is gone, and with it the work folder to grade")
+    evidence.folder.mkdir(parents=True, exist_ok=True)
+    local = evidence.folder / "work"
+    links: dict[str, str] = {}
+    try:
+        try:
+            await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
+        except UnsafePath:
+            shutil.rmtree(local, ignore_errors=True)
+            links = await _unlink(agent, budget)
+            try:
+                await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
+            except UnsafePath as error:
+                return Carried(f"the work folder cannot be taken out of the sandbox: {error}", how="workdir")
+        except FileNotFoundError:
+            local.mkdir()
+        emptied = await runtime.exec(
+            ["sh", "-c", 'cd -- "$1" && find . -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +', "sh", runtime.workdir],
+            timeout_s=min(300.0, budget.left()),
+        )
+        if not emptied.ok:
+            raise EvaluatorError(f"the evaluator's own work folder could not be emptied: {emptied.tail()}")
+        await runtime.upload(local, runtime.workdir)
+    finally:
+        shutil.rmtree(local, ignore_errors=True)
+    lost = await _relink(runtime, links, budget)
+    return Carried(links=lost, how="workdir")
+
+
+_UNLINK = r"""
+find . \( -type p -o -type s -o -type b -o -type c \) -exec rm -f -- {} +
+find . -type l -exec sh -c '
+for path do
+    target=$(readlink -- "$path" && echo .) || continue
+    target=${target%??}
+    depth=0
+    out=
+    case $target in
+    /*) out=1 ;;
+    *)
+        rest=${path#./}
+        while [ "$rest" != "${rest#*/}" ]; do depth=$((depth + 1)); rest=${rest#*/}; done
+        rest=$target/
+        while [ -n "$rest" ]; do
+            case ${rest%%/*} in
+            ..) depth=$((depth - 1)) ;;
+            "" | .) ;;
+            *) depth=$((depth + 1)) ;;
+            esac
+            [ "$depth" -ge 0 ] || out=1
+            rest=${rest#*/}
+        done
+        ;;
+    esac
+    if [ -n "$out" ]; then
+        printf "%s\\0%s\\0" "$path" "$target"
+        rm -f -- "$path"
+    fi
+done' sh {} +
+"""
+_RELINK = r"""
+while [ $# -gt 1 ]; do
+    if [ -f "$2" ] && [ ! -e "$1" ] && ln -s -- "$2" "$1" 2> /dev/null; then :; else printf '%s\0' "$1"; fi
+    shift 2
+done
+"""
+
+
+async def _unlink(agent: Runtime, budget: Budget) -> dict[str, str]:
+    """Takes links that leave the work folder, sockets, pipes and devices out of the agent's (finished) work folder; the links."""
+    done = await agent.exec(
+        ["sh", "-c", f'cd -- "$1" || exit 1\n{_UNLINK}', "sh", agent.workdir], timeout_s=min(120.0, budget.left()), keep_bytes=4 << 20
+    )
+    fields = [part.decode(errors="surrogateescape") for part in done.stdout.split(b"\0")[:-1]]
+    return dict(zip(fields[::2], fields[1::2], strict=False))
+
+
+async def _relink(runtime: Runtime, links: dict[str, str], budget: Budget) -> tuple[str, ...]:
+    """Makes links to plain files of the sandbox again; the others' paths."""
+    lost: list[str] = []
+    items = [(path, target) for path, target in links.items() if target.startswith("/") and "\0" not in path + target]
+    lost.extend(path for path, target in links.items() if not target.startswith("/"))
+    for start in range(0, len(items), 200):
+        arguments = [text for item in items[start : start + 200] for text in item]
+        done = await runtime.exec(
+            ["sh", "-c", f'cd -- "$1" || exit 1; shift\n{_RELINK}', "sh", runtime.workdir, *arguments], timeout_s=min(60.0, budget.left())
+        )
+        if not done.ok:
+            raise EvaluatorError(f"the links of the work folder could not be made again: {done.tail()}")
+        lost.extend(part.decode(errors="replace") for part in done.stdout.split(b"\0") if part)
+    return tuple(sorted(path.removeprefix("./") for path in lost))

@@ -1,0 +1,195 @@
+"""What an agent can leave in its work folder that changes how it is graded, and how each of it is undone before grading.
+
+The rule is one: a file that steers the tests rather than the program under test counts only if the task brought it. The task's own state
+is what the evaluator's fresh sandbox holds before anything of the agent's comes in (`Trusted.take`); after it came in, every file of the
+guarded names is put back to that, or removed (`Trusted.restore`). Links do not help: what is put back replaces them, and is never written
+through them.
+
+What no guard in the work folder can stop is code under test that forges the output of the very process that tests it. Evaluators that read
+outputs check what can be checked (`polar.evaluator.parsers`); the detector reports it.
+"""
+
+from __future__ import annotations
+
+import configparser
+import fnmatch
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from polar.errors import EvaluatorError, UnsafePath
+from polar.evaluator.budget import Budget
+from polar.evaluator.history import History, hide_history
+from polar.runtime.base import Runtime
+
+__all__ = ["ALWAYS", "PARTLY", "PYTEST", "UNSEARCHED", "History", "Trusted", "guarded", "hide_history", "replace"]
+
+ALWAYS: tuple[str, ...] = (
+    "sitecustomize.*",
+    "usercustomize.*",
+    "./pytest.*",
+    "./pytest/__init__.*",
+    "./_pytest/__init__.*",
+    "./pluggy.*",
+    "./pluggy/__init__.*",
+    "./unittest.*",
+    "./unittest/__init__.*",
+    "./*.egg-info/entry_points.txt",
+    "./*.dist-info/entry_points.txt",
+)
+"""Guarded in every work folder that is carried over: what Python imports unasked, what stands in for the test runner where the folder is
+on its path, and plug-ins that pytest loads from there. `__pycache__` goes too: a compiled file may outvote its source."""
+
+PYTEST: tuple[str, ...] = (
+    *ALWAYS,
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    ".coveragerc",
+    "*.pth",
+)
+"""Guarded where a repository's own test suite grades. Of `tox.ini`, `setup.cfg` and `pyproject.toml` only changes to pytest's sections
+count: the rest is the agent's business."""
+
+UNSEARCHED = ("node_modules", ".git")
+"""Folders that are not searched for guarded names."""
+
+_SECTIONS: Mapping[str, tuple[str, ...]] = {"tox.ini": ("pytest",), "setup.cfg": ("tool:pytest",), "pyproject.toml": ("tool", "pytest")}
+PARTLY = frozenset(_SECTIONS)
+"""Files of which only the sections that pytest reads are guarded."""
+_MAX_FILE = 4 << 20
+
+
+def guarded(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a relative path has one of the guarded names. `./x` is meant from the top, a pattern with a slash as a whole path, any
+    other as a name anywhere."""
+    name = PurePosixPath(path).name
+    return any(
+        fnmatch.fnmatchcase(path, pattern.removeprefix("./")) if "/" in pattern else fnmatch.fnmatchcase(name, pattern)
+        for pattern in patterns
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """The guarded files of a folder as the task brought them: relative path to content."""
+
+    folder: str
+    patterns: tuple[str, ...]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    async def take(cls, runtime: Runtime, folder: str, patterns: Sequence[str], *, budget: Budget) -> Trusted:
+        """Reads them from a fresh sandbox. Raises `EvaluatorError` where it cannot."""
+        files = {}
+        for path in await _find(runtime, folder, patterns, budget):
+            try:
+                files[path] = await runtime.read(f"{folder}/{path}", max_bytes=_MAX_FILE)
+            except (FileNotFoundError, UnsafePath):
+                continue
+        return cls(folder, tuple(patterns), files)
+
+    async def restore(self, runtime: Runtime, *, budget: Budget, keep: Sequence[str] = ()) -> tuple[str, ...]:
+        """Undoes what the agent did to guarded files, those of the patterns `keep` left out; the paths that it had added, changed or
+        removed."""
+        undone: list[str] = []
+        present = await _find(runtime, self.folder, self.patterns, budget)
+        for path in present:
+            try:
+                now = await runtime.read(f"{self.folder}/{path}", max_bytes=_MAX_FILE)
+            except (FileNotFoundError, UnsafePath):
+                now = b"\0 not a plain file"
+            if not _same(path, self.files.get(path), now):
+                undone.append(path)
+        undone.extend(path for path in self.files if path not in present)
+        undone = [path for path in undone if not guarded(path, keep)]
+        await replace(runtime, self.folder, {path: self.files.get(path) for path in undone}, budget=budget)
+        await _run(runtime, self.folder, _FORGET, (), budget)
+        return tuple(sorted(undone))
+
+
+async def replace(runtime: Runtime, folder: str, files: Mapping[str, bytes | None], *, budget: Budget) -> None:
+    """Puts trusted content at these relative paths (`None`: nothing), whatever is there: a link or a file in the place of a folder on
+    the way is removed, never followed. Raises `EvaluatorError`."""
+    if not files:
+        return
+    for path in files:
+        if path.startswith("/") or ".." in PurePosixPath(path).parts or not PurePosixPath(path).parts:
+            raise EvaluatorError(f"the trusted file {path!r} is not inside the work folder")
+    await _run(runtime, folder, _CLEAR, sorted(files), budget)
+    for path, content in files.items():
+        if content is not None:
+            await runtime.write(f"{folder}/{path}", content, mode=0o755 if content.startswith(b"#!") else 0o644)
+
+
+_CLEAR = r"""
+for path in "$@"; do
+    at=.
+    rest=$path
+    while [ "$rest" != "${rest#*/}" ]; do
+        at=$at/${rest%%/*}
+        rest=${rest#*/}
+        if [ -L "$at" ] || { [ -e "$at" ] && [ ! -d "$at" ]; }; then rm -f -- "$at"; fi
+    done
+    rm -rf -- "./$path"
+done
+"""
+_FORGET = r"""find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf -- {} +"""
+
+
+async def _find(runtime: Runtime, folder: str, patterns: Sequence[str], budget: Budget) -> list[str]:
+    """Relative paths of everything but folders that has a guarded name, hidden ones and links too."""
+    tests = " -o ".join(
+        f"-path {shlex.quote('./' + pattern.removeprefix('./'))}" if "/" in pattern else f"-name {shlex.quote(pattern)}"
+        for pattern in patterns
+    )
+    if not tests:
+        return []
+    prune = " -o ".join(f"-name {name}" for name in UNSEARCHED)
+    line = rf"find . \( {prune} \) -prune -o ! -type d \( {tests} \) -print0"
+    out = await _run(runtime, folder, line, (), budget)
+    found = [path.decode(errors="surrogateescape").removeprefix("./") for path in out.split(b"\0") if path]
+    return sorted(path for path in found if guarded(path, patterns))
+
+
+async def _run(runtime: Runtime, folder: str, script: str, arguments: Sequence[str], budget: Budget) -> bytes:
+    done = await runtime.exec(
+        ["sh", "-c", f'cd -- "$1" || exit 1; shift\n{script}', "sh", folder, *arguments],
+        timeout_s=min(120.0, budget.left()),
+        keep_bytes=8 << 20,
+    )
+    if not done.ok:
+        raise EvaluatorError(f"the work folder {folder} could not be made fit for grading: {done.tail()}")
+    return done.stdout
+
+
+def _same(path: str, trusted: bytes | None, now: bytes) -> bool:
+    """Whether the agent left this guarded file as it was, as far as tests are concerned."""
+    if trusted == now:
+        return True
+    name = PurePosixPath(path).name
+    if name not in _SECTIONS:
+        return False
+    try:
+        return bool(_section(name, trusted or b"") == _section(name, now))
+    except (ValueError, configparser.Error, RecursionError):
+        return False
+
+
+def _section(name: str, content: bytes) -> Any:
+    """What this file tells pytest. Raises `ValueError` or `configparser.Error` where it cannot be read."""
+    text = content.decode()
+    if name == "pyproject.toml":
+        tool = tomllib.loads(text).get("tool", {})
+        return tool.get("pytest") if isinstance(tool, dict) else tool
+    parser = configparser.RawConfigParser(strict=False)
+    parser.read_string(text)
+    return [sorted(parser.items(section)) for section in _SECTIONS[name] if parser.has_section(section)]
