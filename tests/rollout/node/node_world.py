@@ -200,7 +200,8 @@ class World:
         )
 
     @asynccontextmanager
-    async def node(self, receiver: Receiver | None = None, heartbeat_s: float = 0.1) -> AsyncIterator[Node]:
+    async def node(self, receiver: Receiver | None = None, *, service: tuple[str, str] | None = None) -> AsyncIterator[Node]:
+        """`receiver` or `service` (URL and token) is who it is a node of."""
         FakeRuntime.script = staticmethod(agent)
         self.calls = 0
         self.engine = ScriptedEngine(self.play, tokenizer_dir=self.tokenizer_dir)
@@ -220,9 +221,9 @@ class World:
         async with serving_node(
             self.config(),
             gateway=gateway,
-            service_url=None if receiver is None else receiver.url,
-            service_token="service-token",
-            heartbeat_s=heartbeat_s,
+            service_url=service[0] if service else None if receiver is None else receiver.url,
+            service_token=service[1] if service else "service-token",
+            heartbeat_s=0.1,
             retry=Retry(first_seconds=0.05, longest_seconds=0.2),
         ) as node:
             yield node
@@ -235,7 +236,7 @@ class World:
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     """Waits for something to be true, and returns it."""
     async with asyncio.timeout(timeout_s):
-        while not (found := condition()):
+        while not (found := condition()):  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0.01)
         return found
 

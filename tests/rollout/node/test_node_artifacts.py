@@ -19,7 +19,9 @@ KEY = (KEY_PREFIX + "Ab_-9" * 8 + "xyz").encode()
 
 @given(before=st.integers(0, 700), between=st.integers(0, 700), after=st.integers(0, 300), times=st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_a_key_is_taken_out_wherever_it_lies(tmp_path_factory: pytest.TempPathFactory, before: int, between: int, after: int, times: int) -> None:
+def test_a_key_is_taken_out_wherever_it_lies(
+    tmp_path_factory: pytest.TempPathFactory, before: int, between: int, after: int, times: int
+) -> None:
     folder = tmp_path_factory.mktemp("scrub")
     file = folder / "log"
     file.write_bytes(b"." * before + (KEY + b" " * (between + 1)) * times + b"." * after)
@@ -51,7 +53,8 @@ def test_scrubbing_never_follows_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../1/log", "..", ".", "", "/etc/passwd", "a/../../1/log", "link", "linked/secret", "folder", "pipe", "none", "a\0b", "folder//x"]
+    "path",
+    ["../1/log", "..", ".", "", "/etc/passwd", "a/../../1/log", "link", "linked/secret", "folder", "pipe", "none", "a\0b", "folder//x"],
 )
 def test_only_regular_files_of_the_attempt_are_opened(tmp_path: Path, path: str) -> None:
     (tmp_path / "s" / "1").mkdir(parents=True)

@@ -17,7 +17,7 @@ async def test_a_result_goes_to_the_service_and_is_forgotten(world: Build, recei
         await until(lambda: not node.deliveries.waiting)
         assert node.spool.owed() == []
         assert node.spool.unsettled() == []
-    path, body, headers = next(post for post in receiver.posts if post[0] == "/callbacks/session_result")
+    _, body, headers = next(post for post in receiver.posts if post[0] == "/callbacks/session_result")
     assert body["delivery_id"] == "ses_1.0" == headers["x-polar-delivery"]
     assert headers["authorization"] == "Bearer service-token"
     assert len(receiver.results) == 1
@@ -79,7 +79,9 @@ async def test_an_undelivered_result_survives_the_node(world: Build, receiver: R
 async def test_the_node_registers_and_tells_what_it_has(world: Build, receiver: Receiver) -> None:
     async with world().node(receiver) as node:
         await node.dispatch(dispatch("call\nsleep 60"))
-        await until(lambda: any(beat["attempts"] == ["ses_1.0"] and beat["metrics"]["run_inflight"] for beat in receiver.of("/nodes/node-1/h")))
+        await until(
+            lambda: any(beat["attempts"] == ["ses_1.0"] and beat["metrics"]["run_inflight"] for beat in receiver.of("/nodes/node-1/h"))
+        )
         [registration] = receiver.of("/nodes/register")
         assert registration["node_id"] == "node-1"
         assert registration["token"] == node.gateway.admin_token

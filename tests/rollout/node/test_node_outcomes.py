@@ -89,6 +89,41 @@ async def test_an_engine_that_dies_in_the_run_is_infrastructure_and_no_zero(worl
     assert TestVerdict.seen == []
 
 
+async def test_an_engine_that_stalls_is_infrastructure(world: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses nothing: the agent's time ends while a call waits. Asked, it does not answer."""
+    monkeypatch.setattr("polar.rollout.node.capture.ENGINE_ANSWERS_S", 0.1)
+    stalled = asyncio.Event()
+
+    def script(call: Call) -> Reply | str:
+        if call.number == 0:
+            return "Hi."
+        stalled.set()
+        return Reply("late", delay_s=60)
+
+    build = world(script)
+    async with build.node() as node:
+        assert build.engine is not None
+        answers = build.engine.info
+
+        async def info() -> Any:
+            if stalled.is_set():
+                await asyncio.sleep(60)
+            return await answers()
+
+        build.engine.info = info  # type: ignore[method-assign]
+        result = await result_of(node, dispatch("call 2", remaining_timeout_seconds=1.0))
+    assert (result.status, result.outcome, result.error_code, result.turns) == ("ERROR", "infrastructure", "engine", 1)
+
+
+async def test_an_engine_that_is_slow_is_the_policys_time(world: Build) -> None:
+    def script(call: Call) -> Reply | str:
+        return "Hi." if call.number == 0 else Reply("late", delay_s=60)
+
+    async with world(script).node() as node:
+        result = await result_of(node, dispatch("call 2", remaining_timeout_seconds=1.0))
+    assert (result.status, result.outcome, result.error_code, result.turns) == ("TIMEOUT", "policy", "agent_timeout", 1)
+
+
 async def test_an_engine_failure_that_the_harness_got_over_counts_for_nothing(world: Build) -> None:
     def script(call: Call) -> Reply | str:
         return Reply(error=EngineUnavailable("gone")) if call.number == 1 else "Hi."
@@ -127,6 +162,28 @@ async def test_a_sandbox_that_fails_is_infrastructure(world: Build, action: str,
         result = await result_of(node, request)
     assert (result.status, result.outcome, result.error_code) == ("ERROR", "infrastructure", code)
     assert "planted: broken" in (result.error or "")
+    assert build.left() == []
+
+
+async def test_a_sandbox_that_dies_in_the_run_keeps_its_rows_without_reward(world: Build) -> None:
+    from node_world import agent
+
+    from polar.errors import SandboxError
+    from polar.testing.runtime import Command, FakeRuntime
+
+    async def dies(command: Command) -> Any:
+        answer = await agent(command)
+        if "fake-agent" in command.line:
+            raise SandboxError("the container is gone")
+        return answer
+
+    build = world()
+    async with build.node() as node:
+        FakeRuntime.script = staticmethod(dies)
+        result = await result_of(node, dispatch("call 2"))
+    assert (result.outcome, result.error_code, result.turns, result.reward) == ("infrastructure", "sandbox", 2, None)
+    assert result.trajectory is not None
+    assert {row["reward"] for row in result.trajectory["traces"]} == {None}
     assert build.left() == []
 
 

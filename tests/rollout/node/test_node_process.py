@@ -99,9 +99,7 @@ class Place:
                             "token": "node-token",
                             "work_dir": str(self.folder / "work"),
                             "artifacts_dir": str(self.folder / "artifacts"),
-                            "engines": {
-                                "default": {"urls": [self.engine.url], "tokenizer": str(self.tokenizer_dir), "renderer": "qwen3"}
-                            },
+                            "engines": {"default": {"urls": [self.engine.url], "tokenizer": str(self.tokenizer_dir), "renderer": "qwen3"}},
                             "gateway": {"store": str(self.folder / "polar.db"), "render_process": False, "shutdown_s": 0.5},
                         }
                     ],
@@ -136,7 +134,7 @@ def place(tmp_path: Path, engine: ScriptedServer, qwen3_tokenizer_dir: Path) -> 
 
 async def running(node: Process, session: str, turns: int) -> None:
     async with asyncio.timeout(30):
-        while not any(one["session_id"] == session and one["turns"] >= turns for one in await node.sessions()):
+        while not any(one["session_id"] == session and one["turns"] >= turns for one in await node.sessions()):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 

@@ -135,6 +135,7 @@ class Attempt:
         try:
             fault = fault or await self._closed()
             await self._tear_down()
+            await self._salvage()
         finally:
             self._held.release()
         return await self._result(judge(self._facts(fault)))
@@ -309,6 +310,17 @@ class Attempt:
         except PolarError as error:
             return Fault(self._part, error)
         return None
+
+    async def _salvage(self) -> None:
+        """Rows of an attempt that a boundary ended before they were built: without reward, but not lost."""
+        if self._grading is not None or self.capture is None or not self.capture.turns or self._cancelled is not None or self._shut_down:
+            return
+        grading = Grading(self.request, self.capture, self._bench.workshop, self.folder)
+        try:
+            await grading.build()
+        except Exception as error:  # whatever ended the attempt is what its result tells; this is beside it
+            log.warning("no rows of a failed attempt", extra={"attempt": self.id, "why": str(error)})
+        self._grading = grading
 
     async def _tear_down(self) -> None:
         began = time.perf_counter()

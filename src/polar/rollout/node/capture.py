@@ -6,7 +6,7 @@ Everything that the outcome needs to know of the model calls is asked here. Know
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polar.chat import JsonObject
 from polar.errors import CallError, ConfigError, PolarError, StoreError
@@ -31,8 +31,10 @@ class Capture:
     closed: bool = False
     refusal: Refusal | None = None
     """Set by `close`: why the last call was refused."""
-    refused: dict[str, int] | None = None
+    refused: dict[str, int] = field(default_factory=dict)
     """Set by `close`: refused calls by boundary."""
+    _last: SessionState | None = None
+    """The state that the session ended with."""
 
     @classmethod
     async def open(cls, gateway: Gateway, request: SessionDispatchRequest, harness: str) -> Capture:
@@ -76,7 +78,7 @@ class Capture:
 
     @property
     def _state(self) -> SessionState | None:
-        return self.gateway.sessions.loaded_state(self.key)
+        return self._last or self.gateway.sessions.loaded_state(self.key)
 
     @property
     def turns(self) -> int:
@@ -110,6 +112,7 @@ class Capture:
         state = self._state
         if state is not None:
             self.refusal, self.refused = state.refusals.last, dict(state.refusals.counts)
+        self._last = state
         await self.gateway.close_session(self.session)
         self.closed = True
 

@@ -168,7 +168,7 @@ class Deliveries:
         except FileNotFoundError:
             return 410, "its file is gone"
         try:
-            async with self._http.post(url, data=body, headers=headers) as answer:
+            async with self._http.post(url, data=body, headers=headers, allow_redirects=False) as answer:
                 return answer.status, (await answer.text())[:300]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return 0, f"{url}: {error or type(error).__name__}"

@@ -95,6 +95,8 @@ class Link:
     async def _register(self) -> bool:
         status, said = await self._post("/nodes/register", self.registration().model_dump())
         if 200 <= status < 300:
+            if self._states:
+                self._told.set()
             return True
         if status in (401, 403, 409, 422):
             log.error("the rollout service refuses this node", extra={"status": status, "why": said})

@@ -195,7 +195,7 @@ class Node:
                 result = _failed(Accepted.of(attempt.request), self.config.id, "internal", f"{type(error).__name__}: {error}")
             attempt.status = result.status
             if attempt.id not in self._unwanted:
-                await self._keep(result, attempt.request.callback_url)
+                await self._keep(result, attempt)
             await asyncio.to_thread(self.spool.settled, attempt.id)
             self._remember(result)
             self._tell(attempt, None, result)
@@ -204,14 +204,16 @@ class Node:
             self._attempts.pop(attempt.id, None)
             self._tasks.pop(attempt.id, None)
 
-    async def _keep(self, result: SessionResult, callback_url: str | None) -> None:
+    async def _keep(self, result: SessionResult, attempt: Attempt) -> None:
         """The result on disk and in delivery, and its summary among the artefacts. A disk that is full is waited for, with the attempt
         still in the books: its lease goes on meanwhile."""
         wait_s, longest_s = DISK_RETRY_S
         while True:
             try:
+                if attempt.capture is not None:
+                    await attempt.capture.close()
                 await asyncio.to_thread(self._finish_folder, result)
-                owed = await asyncio.to_thread(self.spool.put, result, callback_url, time.time())
+                owed = await asyncio.to_thread(self.spool.put, result, attempt.request.callback_url, time.time())
                 break
             except (StoreError, OSError) as error:
                 log.error("a result cannot be kept yet", extra={"attempt": result.delivery_id, "why": str(error)})

@@ -65,6 +65,8 @@ async def run_node(
     people. With `watch_parent` it ends when its parent does, which has nobody else to tell it. Raises `KeyError` for an unknown node."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = config.node(node_id)
+    if settings.docker_host is not None:
+        os.environ["DOCKER_HOST"] = settings.docker_host
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
