@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandboxes import RealCommands, sandbox
+from harness_sandboxes import RealCommands, sandbox
 
 from polar.errors import ConfigError, HarnessError
 from polar.harness import Endpoint, registered
@@ -182,7 +182,7 @@ def test_a_mounted_cli_gets_its_configuration_servers_and_skills(fake_cli: Path,
     ended, left = asyncio.run(_claude(tmp_path, run))
     told = ended.stderr.read_text()
     assert (ended.ok, ended.answer, run.version) == (True, "done", "2.1.332")
-    assert run.mounts() == [MountSpec(source=str(fake_cli.parents[4]), target=str(fake_cli.parents[4]))]
+    assert run.mounts() == [MountSpec(source=str(fake_cli.parents[4]), target="/opt/polar/claude-code")]
     assert told.startswith("the prompt-rw-------")
     assert json.loads(told[told.index("{") : told.rindex("}") + 1])["mcpServers"]["files"]["args"] == ["-x"]
     assert "a skill" in told

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sandboxes import sandbox
+from harness_sandboxes import sandbox
 
 from polar.gateway.config import EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway

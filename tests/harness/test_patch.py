@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness_sandboxes import RealCommands, sandbox
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sandboxes import RealCommands, sandbox
 
 from polar.harness import patch as patches
 from polar.harness.patch import WorkFolder

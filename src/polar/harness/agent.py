@@ -28,7 +28,7 @@ from polar.harness.placement import Placed, Placement
 from polar.harness.shell import INSTRUCTION_FILE, Shell, ShellStep, read_steps
 from polar.harness.spec import AgentSpec
 from polar.runtime.base import OnOutput, Runtime, Stream
-from polar.runtime.spec import MountSpec
+from polar.runtime.spec import MountSpec, RuntimeSpec
 
 KEPT_BYTES = 8_000_000
 MAX_TRANSCRIPT_BYTES = 200_000_000
@@ -134,9 +134,10 @@ class AgentRun:
         """Puts the CLI into this node's cache, unless it is there or is not to come from here. Raises `HarnessError`."""
         await self._placement.install(progress)
 
-    def mounts(self) -> list[MountSpec]:
-        """What the sandbox must see of this machine, read-only."""
-        return self._placement.mounts()
+    def mounts(self, spec: RuntimeSpec | None = None) -> list[MountSpec]:
+        """What the sandbox must see of this machine, read-only: to be added to `spec`, the sandbox's own, before it is made. Without
+        `spec` they are for a backend that can mount anywhere."""
+        return self._placement.mounts(spec)
 
     async def set_up(self, runtime: Runtime, endpoint: Endpoint, *, context: int | None) -> None:
         """Makes a started sandbox ready: the CLI in it, seen to run; its configuration, MCP servers and skills; the start state of the

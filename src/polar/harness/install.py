@@ -60,6 +60,8 @@ class Installation:
     path: tuple[str, ...] = ()
     node: Path | None = None
     """The Node.js that runs it; `None` where it needs none."""
+    python: Path | None = None
+    """The folder of the Python that runs it, where a sandbox needs to be given that, too."""
 
 
 def cache_dir() -> Path:
@@ -95,8 +97,11 @@ def install(name: str, cache: Path | None = None, *, progress: Progress = lambda
 
 
 def portable(installation: Installation, *, progress: Progress = lambda line: None) -> Installation:
-    """The same, run by a Node.js that can be taken into a sandbox. Where there is only the system's, by that."""
-    needed = named(installation.harness).needs_node
+    """The same, run by a Node.js or a Python that can be taken into a sandbox. Where there is only the system's, by that."""
+    harness = named(installation.harness)
+    if harness.registry == "pypi":
+        return _run_by_its_python(installation)
+    needed = harness.needs_node
     if needed is None:
         return installation
     try:
@@ -104,6 +109,17 @@ def portable(installation: Installation, *, progress: Progress = lambda line: No
     except HarnessError as error:
         progress(f"the system's Node.js is taken into sandboxes: {error}")
         return installation
+
+
+def _run_by_its_python(installation: Installation) -> Installation:
+    """A virtual environment is tied to the path of its Python, so packages and libraries are found by variables instead. A Python below
+    `/usr` is the system's: it cannot be taken along, and a sandbox has one like it or not."""
+    program = Path(installation.program[0]).resolve()
+    prefix = program.parent.parent
+    if installation.folder is None or prefix.is_relative_to("/usr"):
+        return installation
+    packages = next(installation.folder.glob("lib/python3*/site-packages"))
+    return replace(installation, program=("env", f"PYTHONPATH={packages}", f"LD_LIBRARY_PATH={prefix}/lib", str(program)), python=prefix)
 
 
 def npm_install(spec: str, folder: Path, *, progress: Progress = lambda line: None, check: str | None = None) -> Path:

@@ -6,8 +6,8 @@ not stream, and it leaves an answer without a command out of its history. It kno
 
 Its command takes the instruction as an argument, which has a limit of 128 KiB on Linux and shows in process lists. So the program is
 called from a few lines of Python that read the instruction from standard input; nothing of it is changed. A virtual environment is not
-self-contained: in a sandbox, the Python that it was made with must be at the same path, or the image must have mini-swe-agent
-(`install: present`).
+self-contained: a Python outside `/usr` is taken into the sandbox with it (found by variables that its commands do not see); with
+one below `/usr`, the image must have the same, or mini-swe-agent itself (`install: present`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _CONFIG = ".config/mini-swe-agent/polar.yaml"
 _FINISHED = "Submitted"
 _RUN = """
 import json, os, sys
+for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+    os.environ.pop(name, None)
 from minisweagent.config import builtin_config_dir
 from minisweagent.run.mini import app
 config = ["-c", str(builtin_config_dir / "mini.yaml"), "-c", os.environ["POLAR_MINI_CONFIG"]]

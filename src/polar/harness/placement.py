@@ -1,6 +1,7 @@
 """How a harness gets into a sandbox: mounted from this machine, copied in, or there already. Knows no task and no gateway.
 
-mount     the installation and its Node.js, read-only, at the paths that they have on this machine
+mount     the installation and its Node.js, read-only, below `ROOT`: their own paths may lie in a folder that is closed to the sandbox's
+          user, and tell of this machine. Where a backend can show a folder only at its own path, there
 copy      the same, uploaded into the sandbox's home
 present   the program on the PATH of the image; its version is whatever it is, and recorded
 """
@@ -11,15 +12,18 @@ import asyncio
 import re
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from polar.errors import HarnessError
+from polar.errors import ConfigError, HarnessError
 from polar.harness.base import Harness
 from polar.harness.install import Installation, Progress, install, portable
+from polar.runtime import backend_of
 from polar.runtime.base import ExecResult, Runtime
-from polar.runtime.spec import MountSpec
+from polar.runtime.spec import MountSpec, RuntimeSpec
 
 Way = Literal["mount", "copy", "present"]
+ROOT = "/opt/polar"
 _VERSION_TIMEOUT_S = 120.0
 _VERSION = re.compile(r"\d+(?:\.\d+)+(?:[-+][\w.]+)?")
 _LIBRARIES = """
@@ -55,13 +59,27 @@ class Placement:
         if self.needs_install:
             self._installation = await asyncio.to_thread(_install, self.harness.name, progress)
 
-    def mounts(self) -> list[MountSpec]:
-        """Empty unless the way is `mount`. Raises `HarnessError` before `install`."""
+    def mounts(self, spec: RuntimeSpec | None = None) -> list[MountSpec]:
+        """Empty unless the way is `mount`. `spec` is the sandbox's own. Raises `HarnessError` before `install`."""
         if not self.needs_install or self.way != "mount":
             return []
+        wanted = [MountSpec(source=source, target=target) for source, target in self._targets().items()]
+        if spec is None or _takes(spec, wanted):
+            return wanted
+        return [MountSpec(source=mount.source, target=mount.source) for mount in wanted]
+
+    def _targets(self) -> dict[str, str]:
+        """Where in a sandbox the installation's folder and its Node.js go, by where they are here. Of the latter the file alone: the
+        folder around it may hold more."""
         installation = self._installed()
-        sources = [installation.folder, installation.node]  # the file alone: its folder may hold more
-        return [MountSpec(source=str(source), target=str(source)) for source in sources if source is not None]
+        found: dict[str, str] = {}
+        if installation.folder is not None:
+            found[str(installation.folder)] = f"{ROOT}/{self.harness.name}"
+        if installation.node is not None:
+            found[str(installation.node)] = f"{ROOT}/node/node"
+        if installation.python is not None:
+            found[str(installation.python)] = f"{ROOT}/python"
+        return found
 
     async def place(self, runtime: Runtime, path: str, *, version: str | None = None) -> Placed:
         """Puts it in, and runs it once to see that it runs there, unless `version` tells that it did. `path` is the sandbox's own PATH.
@@ -75,8 +93,7 @@ class Placement:
         elif self.way == "copy":
             placed = await self._copied(runtime)
         else:
-            installation = self._installed()
-            placed = Placed(installation.program, installation.path, installation.version)
+            placed = self._at({mount.source: mount.target for mount in runtime.spec.mounts if mount.source in self._targets()})
         return replace(placed, version=version or await self._version(runtime, placed, path))
 
     def _installed(self) -> Installation:
@@ -95,18 +112,17 @@ class Placement:
         return Placed((program[0],), (), None)
 
     async def _copied(self, runtime: Runtime) -> Placed:
+        moved = {source: f"{runtime.home}/.polar{target.removeprefix(ROOT)}" for source, target in self._targets().items()}
+        for source, target in moved.items():
+            await runtime.upload(_real(source), target)
+        return self._at(moved)
+
+    def _at(self, moved: dict[str, str]) -> Placed:
+        """The installation where `moved` has put its parts, each at its own path where it says nothing."""
         installation = self._installed()
-        root = f"{runtime.home}/.polar"
-        moved: dict[str, str] = {}
-        if installation.folder is not None:
-            moved[str(installation.folder)] = f"{root}/{self.harness.name}"
-            await runtime.upload(installation.folder, moved[str(installation.folder)])
-        if installation.node is not None:
-            moved[str(installation.node)] = f"{root}/node/node"
-            await runtime.upload(installation.node.resolve(), moved[str(installation.node)])
         program = tuple(_moved(word, moved) for word in installation.program)
-        path = (f"{root}/node",) if installation.node is not None else ()
-        return Placed(program, path, installation.version)
+        path = (str(PurePosixPath(program[0]).parent),) if installation.node is not None else ()
+        return Placed(program, path, None)
 
     async def _version(self, runtime: Runtime, placed: Placed, path: str) -> str:
         words = self.harness.version_command(placed.program)
@@ -120,11 +136,13 @@ class Placement:
         raise HarnessError(await self._why_not(runtime, placed, done))
 
     async def _why_not(self, runtime: Runtime, placed: Placed, done: ExecResult) -> str:
-        name = f"{self.harness.title} ({placed.program[0]})"
+        name = f"{self.harness.title} ({' '.join(placed.program)})"
         said = f"exit code {done.exit_code}" + (f": {done.tail(300)}" if done.tail(1) else "")
         if done.timed_out:
             return f"{name} did not start in this sandbox: no end after {_VERSION_TIMEOUT_S:.0f} s"
-        there = await runtime.exec(["/bin/sh", "-c", f"[ -e {shlex.quote(placed.program[0])} ]"], timeout_s=30)
+        parts = [word for word in placed.program if word.startswith("/")]
+        line = " && ".join(f"[ -e {shlex.quote(part)} ]" for part in parts) or "true"
+        there = await runtime.exec(["/bin/sh", "-c", line], timeout_s=30)
         libraries = (await runtime.exec(["/bin/sh", "-c", _LIBRARIES], timeout_s=30)).text.split()
         if not there.ok:
             return f"{name} is not in this sandbox: its mount is missing, or what it needs of this machine is not in the image ({said})"
@@ -139,8 +157,19 @@ def _install(name: str, progress: Progress) -> Installation:
     return portable(install(name, progress=progress), progress=progress)
 
 
+def _real(path: str) -> Path:
+    return Path(path).resolve()
+
+
+def _takes(spec: RuntimeSpec, mounts: list[MountSpec]) -> bool:
+    try:
+        backend_of(spec).check(spec.model_copy(update={"mounts": [*spec.mounts, *mounts]}))
+    except ConfigError:
+        return False
+    return True
+
+
 def _moved(word: str, moved: dict[str, str]) -> str:
     for old, new in moved.items():
-        if word == old or word.startswith(old + "/"):
-            return new + word[len(old) :]
+        word = re.sub(rf"{re.escape(old)}(?=/|$)", new.replace("\\", r"\\"), word)
     return word
