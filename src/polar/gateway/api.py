@@ -97,7 +97,6 @@ class ModelApi:
         self._health = health
         self._stored = StoredResponses(context.store)
         self._limit = context.config.max_body_mb * 1024 * 1024
-        self._background: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -210,6 +209,7 @@ class ModelApi:
             live = chat.stream and (state.record.settings.get("stream") or self._context.config.stream) == "live"
             incoming = Incoming(request.dialect.name, chat, digest, hints(request), live=live)
             call = Call(self._context, state, self._models.find(chat.model), incoming)
+        call.attach(reply.bell.ring)
         delivered = False
         try:
             if call.incoming.live:
@@ -222,54 +222,41 @@ class ModelApi:
         finally:
             call.leave(delivered=delivered)
             if delivered:
-                self._note_delivered(state, call)
-
-    def _note_delivered(self, state: SessionState, call: Call) -> None:
-        for number in call.recorded:
-            state.history.delivered(number)
-            task = asyncio.create_task(self._context.store.mark_delivered(state.record.id, number))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+                for number in call.recorded:
+                    state.history.delivered(number)
+                    await self._context.store.mark_delivered(state.record.id, number)
 
     async def _send_whole(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
-        answers = await reply.unless_gone(call.answers())
-        await reply.json(200, dialect.complete(reply_of(chat, call), answers))
+        while not await reply.until(call.done, 3600.0):
+            pass
+        await reply.json(200, dialect.complete(reply_of(chat, call), call.answers()))
 
     async def _send_replayed(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
         """The whole answer through the stream's encoder; pings only if it takes long, so that a quick failure keeps its status."""
-        config = self._context.config
-        answers = asyncio.ensure_future(call.answers())
-        try:
-            await reply.wait(answers, config.first_ping_s)
-            if answers.done():
-                error = answers.exception()
-                encoder = dialect.encoder(reply_of(chat, call))
-                if error is None:
-                    await reply.start_stream(encoder)
-                    early, late = replay(encoder, answers.result())
-                    await reply.finish_stream(early + late)
-                    return
-                if not isinstance(error, CallError) or not dialect.errors_in_stream(error, chat):
-                    raise error
-                await reply.start_stream(encoder)
-                await reply.finish_stream(encoder.start() + encoder.error(error))
-                return
-            await self._send_with_pings(dialect.encoder(reply_of(chat, call)), answers, reply)
-        finally:
-            answers.cancel()
+        if not await reply.until(call.done, self._context.config.first_ping_s):
+            await self._send_with_pings(dialect.encoder(reply_of(chat, call)), call, reply)
+            return
+        error = call.failure()
+        if error is not None and not (isinstance(error, CallError) and dialect.errors_in_stream(error, chat)):
+            raise error
+        encoder = dialect.encoder(reply_of(chat, call))
+        await reply.start_stream(encoder)
+        if error is not None:
+            await reply.finish_stream(encoder.start() + encoder.error(as_call_error(error)))
+            return
+        early, late = replay(encoder, call.answers())
+        await reply.finish_stream(early + late)
 
-    async def _send_with_pings(self, encoder: Encoder, answers: asyncio.Future[Any], reply: Responder) -> None:
+    async def _send_with_pings(self, encoder: Encoder, call: Call, reply: Responder) -> None:
         await reply.start_stream(encoder)
         await reply.send(encoder.start() + encoder.ping())
-        while not answers.done():
-            await reply.wait(answers, self._context.config.ping_s)
-            if not answers.done():
-                await reply.send(encoder.ping())
-        error = answers.exception()
+        while not await reply.until(call.done, self._context.config.ping_s):
+            await reply.send(encoder.ping())
+        error = call.failure()
         if error is not None:
             await reply.finish_stream(encoder.error(as_call_error(error)))
             return
-        early, late = replay(encoder, answers.result(), start=False)
+        early, late = replay(encoder, call.answers(), start=False)
         await reply.finish_stream(early + late)
 
     async def _send_live(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
@@ -277,33 +264,31 @@ class ModelApi:
         config = self._context.config
         encoder: Encoder | None = None
         seen = 0
-        upcoming = asyncio.ensure_future(call.more(seen))
-        try:
-            while True:
-                await reply.wait(upcoming, config.first_ping_s if encoder is None else config.ping_s)
-                failure = upcoming.exception() if upcoming.done() else None
-                if encoder is None and isinstance(failure, CallError) and not dialect.errors_in_stream(failure, chat):
-                    raise failure
-                if encoder is None:
-                    encoder = dialect.encoder(reply_of(chat, call))
-                    await reply.start_stream(encoder)
-                    await reply.send(encoder.start())
-                if not upcoming.done():
-                    await reply.send(encoder.ping())
-                    continue
-                if failure is not None:
-                    await reply.finish_stream(encoder.error(as_call_error(failure)))
-                    return
-                fresh = upcoming.result()
-                if not fresh:
-                    await reply.finish_stream(encoder.end())
-                    return
+
+        def happened() -> bool:
+            return call.done() or bool(call.more(seen))
+
+        while True:
+            in_time = await reply.until(happened, config.first_ping_s if encoder is None else config.ping_s)
+            fresh = call.more(seen)
+            failure = call.failure() if call.done() and not fresh else None
+            if encoder is None and isinstance(failure, CallError) and not dialect.errors_in_stream(failure, chat):
+                raise failure
+            if encoder is None:
+                encoder = dialect.encoder(reply_of(chat, call))
+                await reply.start_stream(encoder)
+                await reply.send(encoder.start())
+            if fresh:
                 seen += len(fresh)
                 await reply.send(b"".join(map(encoder.feed, merged(fresh))))
-                upcoming = asyncio.ensure_future(call.more(seen))
-        finally:
-            upcoming.cancel()
-            await asyncio.gather(upcoming, return_exceptions=True)
+            elif failure is not None:
+                await reply.finish_stream(encoder.error(as_call_error(failure)))
+                return
+            elif call.done():
+                await reply.finish_stream(encoder.end())
+                return
+            elif not in_time:
+                await reply.send(encoder.ping())
 
 
 def parse_scope(scope: Scope) -> Request:

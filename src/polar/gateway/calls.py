@@ -64,8 +64,12 @@ class Incoming:
     live: bool = False
 
 
+def _nobody() -> None:
+    """The bell of a call without a client."""
+
+
 class Call:
-    """A running or finished call. `answers()` is its result; `more()` gives its deltas as they come."""
+    """A running or finished call. `attach` a bell, then look: `more` gives its deltas as they come, `answers` its result."""
 
     def __init__(self, context: Context, state: SessionState, served: Served, incoming: Incoming) -> None:
         self._context = context
@@ -82,7 +86,7 @@ class Call:
         """The numbers of its durable completions, one per choice."""
         self._sampled = False
         self._deltas: list[ChatDelta] = []
-        self._changed = asyncio.Event()
+        self._ring: Callable[[], object] = _nobody
         self._grace: asyncio.TimerHandle | None = None
         self._cancelled: CallError = CallError("the client left")
         state.calls.setdefault(incoming.digest, []).append(self)
@@ -91,20 +95,28 @@ class Call:
 
     # --- its clients -------------------------------------------------------------------------------------------
 
-    async def answers(self) -> list[Answer]:
-        """The durable answers, one per choice. Raises the `CallError` that ended the call. Cancelling the caller does
-        not cancel the call."""
-        await asyncio.wait([self._task])
-        return self._outcome()
+    def done(self) -> bool:
+        """Whether it has ended: with `answers`, or a `failure`."""
+        return self._task.done()
 
-    async def more(self, seen: int) -> list[ChatDelta]:
-        """All deltas after the first `seen`, as soon as there are any; none once the call has ended well. Raises its error if not."""
-        while seen == len(self._deltas) and not self._task.done():
-            self._changed.clear()
-            await self._changed.wait()
-        if seen == len(self._deltas):
-            self._outcome()
+    def failure(self) -> BaseException | None:
+        """What ended a call that is done, if it did not end well; a cancellation as the error that a client can be told."""
+        return self._cancelled if self._task.cancelled() else self._task.exception()
+
+    def answers(self) -> list[Answer]:
+        """The durable answers of a call that is done, one per choice. Raises its `failure`."""
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+        return self._task.result()
+
+    def more(self, seen: int) -> list[ChatDelta]:
+        """All deltas after the first `seen` that have come."""
         return self._deltas[seen:]
+
+    def attach(self, ring: Callable[[], object]) -> None:
+        """`ring` is called whenever deltas have come, and at the end."""
+        self._ring = ring
 
     def adopt(self) -> bool:
         """Takes over a call whose client has left; False if it has one, or is past its grace."""
@@ -119,6 +131,7 @@ class Call:
     def leave(self, *, delivered: bool) -> None:
         """The client is gone, with the whole answer or without."""
         self.clients = 0
+        self._ring = _nobody
         if delivered:
             self._forget()
             return
@@ -156,7 +169,7 @@ class Call:
 
     def _done(self, task: asyncio.Task[list[Answer]]) -> None:
         self.finished = True
-        self._changed.set()
+        self._ring()
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._state.refusals.add(error)
@@ -164,12 +177,6 @@ class Call:
             self._state.refusals.last = None
         if task.cancelled() or error is not None:
             self._forget()
-
-    def _outcome(self) -> list[Answer]:
-        """The result of the finished task, with a cancellation as the error that a client can be told."""
-        if self._task.cancelled():
-            raise self._cancelled
-        return self._task.result()
 
     # --- the way through ---------------------------------------------------------------------------------------
 
@@ -273,7 +280,7 @@ class Call:
                     fresh = reader.feed(chunk.token_ids)
                     if fresh:
                         self._deltas.extend(fresh)
-                        self._changed.set()
+                        self._ring()
                     if chunk.finish is not None:
                         generation.finish = chunk.finish
                         generation.stop = chunk.stop

@@ -10,6 +10,7 @@ import orjson
 
 from polar.chat import JsonObject
 from polar.dialects import Encoder
+from polar.gateway.bell import Bell
 from polar.gateway.body import ClientLeft
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -23,6 +24,9 @@ class Responder:
         self._send = send
         self._receive = receive
         self._watcher: asyncio.Task[None] | None = None
+        self._left = False
+        self.bell = Bell()
+        """To be rung by whatever `until` waits for."""
         self.started = False
         self.status = 0
         self.gone = False
@@ -44,37 +48,28 @@ class Responder:
         await self._put({"type": "http.response.body", "body": data})
         self._stop()
 
-    async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
-        """Until the future is done or the time is up; `ClientLeft` if the client goes first."""
-        watcher = self._watch()
-        await asyncio.wait({future, watcher}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if watcher.done() and not future.done():
-            self.gone = True
-            raise ClientLeft
-
-    async def unless_gone(self, awaitable: Awaitable[Any]) -> Any:
-        future = asyncio.ensure_future(awaitable)
-        try:
-            while not future.done():
-                await self.wait(future, 3600.0)
-            return future.result()
-        finally:
-            future.cancel()
-            if future.done() and not future.cancelled():
-                future.exception()
-
-    def _watch(self) -> asyncio.Task[None]:
+    async def until(self, happened: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until `happened()`, which is asked again whenever the bell rings. False if `timeout_s` passes without a ring; `ClientLeft`
+        if the client goes first."""
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._until_gone())
-        return self._watcher
+        while not happened():
+            if self._left:
+                self.gone = True
+                raise ClientLeft
+            if not await self.bell.wait(timeout_s):
+                return False
+        return True
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._left = True
+        self.bell.ring()
 
     def _stop(self) -> None:
         if self._watcher is not None:
-            self.gone = self._watcher.done()
+            self.gone = self._left
             self._watcher.cancel()
 
     async def _begin(self, status: int, content_type: str, headers: Mapping[str, str] | None = None, length: int | None = None) -> None:
