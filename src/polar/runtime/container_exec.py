@@ -31,8 +31,8 @@ from polar.runtime.daemon import Daemon, said
 
 TIMED_OUT = 124
 KILLED = 137
-COMMAND_AT_FAULT = (126, 127)
-"""Exit codes of a command that never began because its folder or its user does not exist."""
+COMMAND_AT_FAULT, CANNOT_BEGIN = (126, 127), 126
+"""What daemons say, and what is said here, of a command that never began because its folder or its user does not exist."""
 BEGIN_TRIES = 100
 SETTLE_S = 0.3
 """How long output is still read after a command's end where something that it left behind holds its stdout."""
@@ -43,14 +43,17 @@ _BEGIN = 'printf %s "$1"; shift; exec "$@"'
 
 
 _SETTLE = """
-echo "$ids"
+work=$1 spare=$2 ids=${3:-$(id -u):$(id -g)} home=${4:-$HOME}
+case $home in "" | / | [!/]*) home= ;; esac
+case $home/ in "$work"/*) home= ;; esac
+[ -d "$home" ] && [ -w "$home" ] || home=$spare
+echo "$ids $home"
 [ "$(id -u)" = 0 ] || exit 0
-for folder; do
+for folder in "$home" "$work"; do
     [ -d "$folder" ] || { mkdir -p "$folder" && chown "$ids" "$folder"; } || exit 1
 done
-chmod 700 "$1"
 """
-"""As root: makes the folders and gives them to the user; the first one is nobody else's. As another user: only says who it is."""
+"""Says the user's ids and a home: the image's own, if it can be written and is not in the working folder. As root it makes both folders."""
 
 
 class Tail:
@@ -98,21 +101,22 @@ class Tail:
 
 
 class Container:
-    """A running container. `first` is its first process as the daemon's machine numbers it, `ids` its user and group."""
+    """A running container. `first` is its first process as the daemon's machine numbers it, `ids` its user and group, `home`
+    that user's home."""
 
     def __init__(self, daemon: Daemon, container_id: str, place: Place, *, first: int) -> None:
         self.daemon = daemon
         self.id = container_id
         self.place = place
         self.first = first
-        self.ids = "0:0"
+        self.ids, self.home = "0:0", ""
         self.here = False
         """Whether its processes are this machine's own, and may be seen."""
         self._oom_kills: int | None = None
 
-    async def settle(self, folders: Sequence[str], *, private: str) -> None:
-        """Finds out where its processes are and who its user is, and makes that user's folders where they are missing. Raises
-        `SandboxError` where that can't be, and where there is not even a shell."""
+    async def settle(self, workdir: str, spare_home: str) -> None:
+        """Finds out where its processes are, who its user is and where that user's home is, and makes the folders that are missing.
+        Raises `SandboxError` where that can't be, and where there is not even a shell."""
         for _ in range(BEGIN_TRIES if self.daemon.local else 0):
             # for a moment its first process is still the program that makes containers
             self.here = belongs(self.first, self.place.id)
@@ -120,16 +124,14 @@ class Container:
                 break
             await asyncio.sleep(0.01)
         self._oom_kills = oom_kills(self.first) if self.here else None
-        made = await self._settle("$(id -u):$(id -g)", private, folders, None)
-        if made.ok and made.text.split() != ["0:0"]:
-            self.ids = made.text.strip()
-            made = await self._settle(self.ids, private, folders, "0")
-        if not made.ok:
-            raise SandboxError(f"the sandbox {self.place.id} cannot run /bin/sh, or has no place for {', '.join(folders)}: {made.tail()}")
-
-    async def _settle(self, ids: str, private: str, folders: Sequence[str], user: str | None) -> ExecResult:
-        script = ["/bin/sh", "-c", f"ids={ids}\n{_SETTLE}", "polar", private, *folders]
-        return await self.run(script, cwd="/", user=user, timeout_s=60)
+        script = ["/bin/sh", "-c", _SETTLE, "polar", workdir, spare_home]
+        made = await self.run(script, cwd="/", timeout_s=60)
+        ids, _, home = made.text.strip().partition(" ")
+        if made.ok and home and not ids.startswith("0:"):
+            made = await self.run([*script, ids, home], cwd="/", user="0", timeout_s=60)
+        if not made.ok or not home:
+            raise SandboxError(f"the sandbox {self.place.id} cannot run /bin/sh, or has no place for {workdir}: {made.tail()}")
+        self.ids, self.home = ids, home
 
     async def run(
         self,
@@ -154,7 +156,7 @@ class Container:
             if code == KILLED or not tail.began:
                 await self._why(code, tail)
             if tail.began or code in COMMAND_AT_FAULT:
-                return tail.result(code, began)
+                return tail.result(code if tail.began else CANNOT_BEGIN, began)
             if emptied:
                 raise SandboxError(f"the sandbox {self.place.id} starts no command: {tail.result(code, began).tail()}")
             # so many processes or so much memory in use that nothing starts: earlier commands left behind what fills it
@@ -175,7 +177,7 @@ class Container:
         """The exit code; `None` when its time ran out. However it ends without one, nothing that it started is left."""
         mark, view = secrets.token_hex(8), self.view()
         since = await view.now()
-        exec_id = await self._create(argv, cwd, {**env, EXEC_VARIABLE: mark}, user, stdin is not None)
+        exec_id = await self._create(argv, cwd, {**self._own(user), **env, EXEC_VARIABLE: mark}, user, stdin is not None)
         code = None
         try:
             code = await self._follow(exec_id, stdin, tail, timeout_s)
@@ -183,6 +185,10 @@ class Container:
             if code is None:  # its time ran out, it was cancelled, or the sandbox failed under it
                 await _even_if_cancelled(self._end(view, mark, since))
         return code
+
+    def _own(self, user: str | None) -> dict[str, str]:
+        """The variables of its own user; another one's the daemon knows."""
+        return {"HOME": self.home} if self.home and user is None else {}
 
     async def _end(self, view: View, mark: str, since: int) -> None:
         left = await end(view, mark, since=since)

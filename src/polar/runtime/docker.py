@@ -7,7 +7,8 @@ storage_mb where the daemon's storage can (overlay on xfs with quotas, btrfs, zf
   `bridge` adds the daemon's own network; `host` shares this machine's. A relay needs the namespace to be reachable: as root, or as the
   user whose rootless daemon it is, on the machine where the daemon runs.
 * A container is called `polar-<sandbox id>` and labelled, so that it is found again without any memory of it.
-* HOME is the image's own: what its build put there is what its tools look for. `home` is a folder for the harness.
+* `home` is the image's own: what its build put there (caches, settings) is what its tools look for, and there may be no network to fetch
+  it again. Only where that can't be written, or is in the working folder, is it `/polar/home`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class DockerRuntime(Runtime):
 
     @property
     def home(self) -> str:
-        return HOME
+        return HOME if self._container is None else self._container.home
 
     @property
     def gateway_url(self) -> str:
@@ -90,7 +91,7 @@ class DockerRuntime(Runtime):
     async def start(self) -> None:
         daemon = await self._connect()
         self._container = await self._made(daemon)
-        await self._container.settle([self._workdir], private=HOME)
+        await self._container.settle(self._workdir, HOME)
         if self.place.gateway is not None and self.spec.effective_network in ("gateway", "bridge"):
             self._relay = await self._joined(daemon, self._container, self.place.gateway)
 
