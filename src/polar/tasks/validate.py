@@ -11,16 +11,18 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from polar.chat import JsonObject
-from polar.errors import ConfigError, PolarError, SandboxError
-from polar.evaluator import Evidence, from_spec
+from polar.errors import ConfigError, HarnessError, PolarError
+from polar.evaluator import Evaluator, Evidence, Verdict, from_spec
 from polar.harness.agent import AgentRun
 from polar.harness.base import Endpoint
+from polar.harness.spec import AgentSpec
 from polar.rollout.models import TaskRequest
 from polar.rollout.node.history import hide_solutions
 from polar.rollout.node.sandboxes import FreshSandboxes, Sandboxes
@@ -45,7 +47,9 @@ class Trial:
     reward: float | None
     seconds: float
     error: str | None = None
-    report: JsonObject = field(default_factory=dict)
+    leaks: tuple[str, ...] = ()
+    """Hidden files that the agent's sandbox held before the agent came."""
+    report: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +79,6 @@ class Validation:
         }
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Over all trials of a task."""
-
-    trials: list[Trial] = field(default_factory=list)
-    leaks: list[str] = field(default_factory=list)
-
-
 async def validate(
     tasks: Sequence[AnyTask],
     runtime: RuntimeSpec,
@@ -97,45 +93,52 @@ async def validate(
     Logs go to `folder/<task>`, and nowhere without one. Raises `ConfigError` where the runtime cannot be had on this machine; what is
     wrong with a task is in its result.
     """
+    places = asyncio.Semaphore(jobs)
+    async with stage(runtime) as sandboxes:
+
+        async def one(task: AnyTask) -> Validation:
+            async with places:
+                logs = (folder or sandboxes.owner.root.parent / "logs") / task.name
+                validation = await _validated(task, runtime, sandboxes, repeats, logs)
+            progress(validation)
+            return validation
+
+        return list(await asyncio.gather(*(one(task) for task in tasks)))
+
+
+@asynccontextmanager
+async def stage(runtime: RuntimeSpec) -> AsyncIterator[Sandboxes]:
+    """Sandboxes of this process's own, without a model, gone at the end. Raises `ConfigError` where there can be none."""
     unavailable = await backend_of(runtime).unavailable()
     if unavailable is not None:
         raise ConfigError(unavailable)
     scratch = Path(tempfile.mkdtemp(prefix="polar-validate-"))
     owner = Owner.open(scratch / "sandboxes")
     sandboxes = Sandboxes(owner, gateway=None)
-    places = asyncio.Semaphore(jobs)
-
-    async def one(task: AnyTask) -> Validation:
-        async with places:
-            validation = await _validated(task, runtime, sandboxes, repeats, (folder or scratch / "logs") / task.name)
-        progress(validation)
-        return validation
-
     try:
-        return list(await asyncio.gather(*(one(task) for task in tasks)))
+        yield sandboxes
     finally:
         await sandboxes.aclose()
         owner.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, scratch, True)
 
 
 async def _validated(task: AnyTask, runtime: RuntimeSpec, sandboxes: Sandboxes, repeats: int, folder: Path) -> Validation:
     began = time.monotonic()
-    seen = _Seen()
+    trials: list[Trial] = []
+    agents: dict[Kind, Callable[[], AgentSpec]] = {"oracle": lambda: oracle_agent(task), "noop": noop_agent}
     try:
-        for kind in ("oracle", "noop"):
-            agent = oracle_agent(task) if kind == "oracle" else noop_agent()
-            request = to_request(task, agent=agent, runtime=runtime, task_id=task.name)
+        for kind, agent in agents.items():
             for number in range(1, repeats + 1):
-                seen.trials.append(await _trial(task, request, kind, sandboxes, folder / f"{kind}-{number}", seen))
+                trials.append(await rehearse(task, agent(), runtime, sandboxes, folder / f"{kind}-{number}", kind=kind))
     except ConfigError as error:
-        return Validation(task.name, tuple(seen.trials), (str(error),), time.monotonic() - began)
-    return Validation(task.name, tuple(seen.trials), tuple(_problems(task, seen)), time.monotonic() - began)
+        return Validation(task.name, tuple(trials), (str(error),), time.monotonic() - began)
+    return Validation(task.name, tuple(trials), tuple(_problems(task, trials)), time.monotonic() - began)
 
 
-def _problems(task: AnyTask, seen: _Seen) -> list[str]:
-    found = [f"{trial.kind}: {trial.error}" for trial in seen.trials if trial.error is not None]
-    oracle, noop = _rewards(seen, "oracle"), _rewards(seen, "noop")
+def _problems(task: AnyTask, trials: Sequence[Trial]) -> list[str]:
+    found = [f"{trial.kind}: {trial.error}" for trial in trials if trial.error is not None]
+    oracle, noop = _rewards(trials, "oracle"), _rewards(trials, "noop")
     if any(reward != 1.0 for reward in oracle):
         found.append(f"the reference solution gets {_shown(oracle)}, not 1")
     if any(reward > task.noop_reward or reward >= 1.0 for reward in noop):
@@ -143,55 +146,64 @@ def _problems(task: AnyTask, seen: _Seen) -> list[str]:
     for name, rewards in (("reference solution", oracle), ("agent that does nothing", noop)):
         if len(set(rewards)) > 1:
             found.append(f"the {name} does not always get the same")
-    found += [f"the agent can read {leak}" for leak in dict.fromkeys(seen.leaks)]
+    found += [f"the agent can read {leak}" for trial in trials for leak in trial.leaks]
     return list(dict.fromkeys(found))
 
 
-def _rewards(seen: _Seen, kind: Kind) -> list[float]:
-    return [trial.reward for trial in seen.trials if trial.kind == kind and trial.reward is not None]
+def _rewards(trials: Sequence[Trial], kind: Kind) -> list[float]:
+    return [trial.reward for trial in trials if trial.kind == kind and trial.reward is not None]
 
 
 def _shown(rewards: Sequence[float]) -> str:
     return " or ".join(dict.fromkeys(f"{reward:g}" for reward in rewards))
 
 
-async def _trial(task: AnyTask, request: TaskRequest, kind: Kind, sandboxes: Sandboxes, folder: Path, seen: _Seen) -> Trial:
-    """One session without a model. Raises `ConfigError`; whatever else goes wrong is the trial's error."""
+async def rehearse(
+    task: AnyTask, agent: AgentSpec, runtime: RuntimeSpec, sandboxes: Sandboxes, folder: Path, *, kind: Kind = "oracle"
+) -> Trial:
+    """One session of an agent that needs no model, as a node would run it. Raises `ConfigError` for a task or an agent that cannot be;
+    whatever else goes wrong is the trial's error."""
+    request = to_request(task, agent=agent, runtime=runtime, task_id=task.name)
+    if request.evaluator is None:
+        raise ConfigError(f"task {task.name} has no evaluator: nothing can be validated")
+    evaluator = from_spec(request.evaluator)
     began = time.monotonic()
+    seen: list[str] = []
     try:
-        reward, report = await _run(task, request, f"{task.name}-{kind}", sandboxes, folder, seen)
+        verdict = await _judged(task, request, evaluator, sandboxes, folder, seen)
     except ConfigError:
         raise
     except (PolarError, OSError, TimeoutError) as error:
-        return Trial(kind, None, time.monotonic() - began, str(error) or type(error).__name__)
-    return Trial(kind, reward, time.monotonic() - began, report=report)
+        return Trial(kind, None, time.monotonic() - began, str(error) or type(error).__name__, tuple(seen))
+    return Trial(kind, verdict.reward, time.monotonic() - began, None, tuple(seen), verdict.report)
 
 
-async def _run(task: AnyTask, request: TaskRequest, name: str, sandboxes: Sandboxes, folder: Path, seen: _Seen) -> tuple[float, JsonObject]:
-    if request.evaluator is None:
-        raise ConfigError("it has no evaluator: nothing can be validated")
-    evaluator = from_spec(request.evaluator)
+async def _judged(
+    task: AnyTask, request: TaskRequest, evaluator: Evaluator[Any], sandboxes: Sandboxes, folder: Path, seen: list[str]
+) -> Verdict:
+    """The session itself; what the agent could read of what it must not goes to `seen`."""
+    assert request.evaluator is not None
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     task_folder = None if request.task_folder is None else Path(request.task_folder)
     spec = request.runtime or RuntimeSpec()
     run = AgentRun(request.agent, task_folder=task_folder)
-    endpoint = Endpoint(NOWHERE, "none", run.dialect, "none")
-    fresh = FreshSandboxes(sandboxes, spec, name, Slots(1), task_folder=task_folder, folder=folder)
-    agent = await sandboxes.make(spec, name, task_folder=task_folder, log_file=folder / "prepare.log")
+    fresh = FreshSandboxes(sandboxes, spec, task.name, Slots(1), task_folder=task_folder, folder=folder)
+    agent = await sandboxes.make(spec, task.name, task_folder=task_folder, log_file=folder / "prepare.log")
     try:
         await hide_solutions(agent, request.evaluator)
-        seen.leaks += await leaks(agent, task.hidden(), folder)
-        await run.set_up(agent, endpoint, context=None)
+        seen += await leaks(agent, task.hidden(), folder)
+        await run.set_up(agent, Endpoint(NOWHERE, "none", run.dialect, "none"), context=None)
         ran = await run.run(agent, request.instruction, folder=folder, timeout_s=request.agent_seconds)
         if ran.problem is not None:
-            raise SandboxError(f"the agent's command failed ({ran.problem}): {ran.stderr.read_text(errors='replace')[-300:]}")
+            said = await asyncio.to_thread(ran.stderr.read_text, errors="replace")
+            raise HarnessError(f"the command failed: {ran.problem} {said[-300:]}".rstrip())
         collected = await run.collect(agent, folder)
         evidence = Evidence(
-            session=name,
+            session=task.name,
             task=request.task_id,
             instruction=request.instruction,
             metadata=request.metadata,
-            trajectory=Trajectory(name),
+            trajectory=Trajectory(task.name),
             answer=ran.answer,
             patch=collected.patch,
             exit_code=ran.exit_code,
@@ -205,11 +217,10 @@ async def _run(task: AnyTask, request: TaskRequest, name: str, sandboxes: Sandbo
             transcript=collected.transcript,
             other=fresh.other,
         )
-        verdict = await evaluator.evaluate(evidence)
+        return await evaluator.evaluate(evidence)
     finally:
         await fresh.aclose()
         await sandboxes.remove(agent)
-    return verdict.reward, dict(verdict.report)
 
 
 async def leaks(agent: Runtime, hidden: Mapping[str, bytes], folder: Path) -> list[str]:
