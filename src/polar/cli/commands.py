@@ -15,6 +15,7 @@ from polar.cli.harness import app as harness_app
 from polar.cli.rebuild import rebuild
 from polar.cli.rollout import register as register_rollout
 from polar.cli.run import run
+from polar.cli.sandboxes import gc, ps
 from polar.cli.serve import serve, serve_gateway, serve_rollout
 from polar.cli.session import app as session_app
 from polar.cli.tasks import app as tasks_app
@@ -34,6 +35,8 @@ app.command()(run)
 app.command()(serve)
 app.command("serve_rollout")(serve_rollout)
 app.command("serve_gateway")(serve_gateway)
+app.command()(ps)
+app.command()(gc)
 app.command()(drift)
 app.command()(rebuild)
 app.command()(export)
