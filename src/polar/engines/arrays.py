@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from polar.engines.base import Floats, Generation, Ids
 FLOOR = -9999.0
 """OpenAI's and vLLM's stand-in for minus infinity: no log-probability that anything was sampled with."""
 _ID = "token_id:"
+_LARGEST = 2**31 - 1
 
 
 def ids_array(values: Any) -> Ids | None:
@@ -24,24 +25,38 @@ def ids_array(values: Any) -> Ids | None:
         array = np.array(values, dtype=np.int64)
     except OverflowError:
         return None
-    if len(array) and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
+    if len(array) and (array.min() < 0 or array.max() > _LARGEST):
         return None
     return array.astype(np.int32)
 
 
+def are_ids(values: Any) -> TypeGuard[list[int]]:
+    """Whether these are a few token ids; `ids_array` is for many."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _LARGEST for value in values)
+
+
 def ids_from_names(names: Any) -> Ids | None:
     """int32[n] from vLLM's `return_tokens_as_token_ids` strings (`token_id:151645`); `None` where they are anything else."""
+    numbers = ids_of_names(names)
+    try:
+        return None if numbers is None else np.array(numbers, dtype=np.int32)
+    except OverflowError:
+        return None
+
+
+def ids_of_names(names: Any) -> list[int] | None:
+    """As `ids_from_names`, as integers of any size."""
     if not isinstance(names, list):
         return None
     if not names:
-        return np.empty(0, np.int32)
+        return []
     try:
         joined = "\n" + "\n".join(names)
         numbers = joined.split("\n" + _ID)
         if numbers[0] or len(numbers) != len(names) + 1 or joined.count("\n") != len(names):
             return None
-        return np.array(list(map(int, numbers[1:])), dtype=np.int32)
-    except (TypeError, ValueError, OverflowError):
+        return list(map(int, numbers[1:]))
+    except (TypeError, ValueError):
         return None
 
 

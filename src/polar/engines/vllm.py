@@ -9,14 +9,13 @@ Mode `messages` uses `/v1/chat/completions` with `return_token_ids`, never strea
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
-import numpy as np
-
 from polar.chat import JsonObject, Message, Tool
-from polar.engines.arrays import ids_array, ids_from_names, logprobs_array, name_or_id, settle, top_ids
+from polar.engines.arrays import FLOOR, are_ids, ids_array, ids_from_names, ids_of_names, logprobs_array, name_or_id, settle, top_ids
 from polar.engines.base import Chunk, EngineInfo, Floats, Generation, Ids, MessagesRequest, TokensRequest, register
 from polar.engines.chat import (
     answer_message,
@@ -125,13 +124,12 @@ class VllmEngine(HttpEngine):
             async for event in events:
                 with reading(self.url):
                     usage = usage_counts(event) or usage
-                    pieces = [(choice, *_sampled(choice)) for choice in event.get("choices") or ()]
+                    pieces = [(choice, *_streamed(choice)) for choice in event.get("choices") or ()]
                 for choice, ids, logprobs in pieces:
                     if ids is None:
                         raise EngineUnavailable(f"{self.url} streamed a token without its id")
-                    lined_up = logprobs if logprobs is not None and len(logprobs) == len(ids) else np.full(len(ids), np.nan, np.float32)
-                    if len(ids):
-                        yield Chunk(ids.tolist(), lined_up.tolist())
+                    if ids:
+                        yield Chunk(ids, logprobs)
                     if choice.get("finish_reason") is not None:
                         last = Chunk([], [], finish_reason(choice["finish_reason"]), choice.get("stop_reason"))
         if last is None:
@@ -209,6 +207,26 @@ def _sampled(choice: JsonObject) -> tuple[Ids | None, Floats | None]:
     if ids is None:
         ids = ids_from_names(wire.get("tokens"))
     return ids, logprobs_array(wire.get("token_logprobs"))
+
+
+def _streamed(choice: JsonObject) -> tuple[list[int] | None, list[float]]:
+    """As `_sampled`, of a few tokens: without arrays, whose making costs more than a token does. Log-probabilities that do not line up are
+    missing."""
+    wire = choice.get("logprobs") or {}
+    ids = choice.get("token_ids")
+    if not are_ids(ids):
+        ids = ids_of_names(wire.get("tokens"))
+    if not are_ids(ids):
+        return None, []
+    values = wire.get("token_logprobs")
+    if not isinstance(values, list) or len(values) != len(ids):
+        return ids, [math.nan] * len(ids)
+    return ids, [value if type(value) is float and FLOOR < value < math.inf else _odd_logprob(value) for value in values]
+
+
+def _odd_logprob(value: Any) -> float:
+    array = logprobs_array([value])
+    return math.nan if array is None else float(array[0])
 
 
 def chat_logprobs(choice: JsonObject, with_top: bool) -> tuple[Floats | None, list[list[tuple[int | str, float]]] | None]:

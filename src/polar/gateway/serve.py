@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -101,6 +102,14 @@ async def run_server(server: uvicorn.Server, sock: socket.socket) -> None:
     await server.shutdown(sockets=[sock])
 
 
+def settle_garbage() -> None:
+    """What a started gateway holds (modules, renderers, tool tables) is not searched for garbage again, and the collector comes less often:
+    its full runs would stop every call for tens of milliseconds. A call leaves next to no cycles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 async def run_until_signal(
     config: GatewayConfig, ready: Callable[[Gateway], object], progress: Callable[[str], None], shards: Shards | None = None
 ) -> None:
@@ -112,17 +121,18 @@ async def run_until_signal(
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(signum, stop.set)
     async with serving(Gateway(config, shards=shards), progress=progress) as gateway:
+        settle_garbage()
         outcome = ready(gateway)
         if asyncio.iscoroutine(outcome):
             await outcome
-        orphaned = asyncio.create_task(_without_parent(stop)) if shards is not None else None
+        orphaned = asyncio.create_task(without_parent(stop)) if shards is not None else None
         await stop.wait()
         if orphaned is not None:
             orphaned.cancel()
         progress("shutting down: waiting for calls in flight")
 
 
-async def _without_parent(stop: asyncio.Event) -> None:
+async def without_parent(stop: asyncio.Event) -> None:
     """Ends a worker whose supervisor was killed: nobody else would."""
     parent = os.getppid()
     while os.getppid() == parent:  # noqa: ASYNC110 - a parent that dies sets no event
