@@ -20,15 +20,20 @@ from polar.trajectory import Trajectory
 NUMBERS = itertools.count()
 PYTHON, SITE = "/opt/python/bin/python3", "/opt/site"
 """Where a sandbox has this Python and its pytest."""
-PYTEST_PARTS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+PYTEST_PARTS = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments")
 
 
 def make_site(folder: Path) -> Path:
     """pytest and what it needs, alone: it starts faster without everybody's plug-ins."""
     folder.chmod(0o755)
     installed = Path(pytest.__file__).parent.parent
-    for name in PYTEST_PARTS:
-        shutil.copytree(installed / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    facts = [path.name for part in PYTEST_PARTS for path in installed.glob(f"{part}-*.dist-info")]
+    for name in (*PYTEST_PARTS, *facts):
+        source = installed / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder)
     return folder
 
 
@@ -44,7 +49,7 @@ class Lab:
         self.defaults: dict[str, Any] = {
             "backend": "local",
             "network": "none",
-            "env": {"PYTHONPATH": SITE, "PYTHONDONTWRITEBYTECODE": "1"},
+            "env": {"PYTHONPATH": SITE},
             "mounts": [{"source": sys.base_prefix, "target": "/opt/python"}, {"source": str(site), "target": SITE}],
         }
 
@@ -52,9 +57,7 @@ class Lab:
     async def sandbox(self, **spec: Any) -> AsyncIterator[Runtime]:
         name = f"box-{next(NUMBERS)}"
         place = Place(name, self.owner.id, self.owner.sandbox(name))
-        runtime = create(
-            RuntimeSpec(**{"backend": "local", "network": "none", "mounts": MOUNTS, "env": {"PYTHONPATH": SITE}, **spec}), place
-        )
+        runtime = create(RuntimeSpec(**{**self.defaults, **spec}), place)
         try:
             async with runtime:
                 await runtime.upload(self.template, runtime.workdir)
