@@ -124,6 +124,8 @@ def _confine(rights: Rights) -> None:
     if rights.user_namespace is not None:
         kernel.setns(rights.user_namespace, kernel.CLONE_NEWUSER)
         os.close(rights.user_namespace)
+    if rights.confined:
+        kernel.bound_capabilities()
     if rights.processes is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (rights.processes, rights.processes))
     if rights.uid is not None:

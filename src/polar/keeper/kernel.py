@@ -78,13 +78,18 @@ def prctl(option: int, value: int = 1) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
 
 
-def drop_capabilities() -> None:
-    """Gives up every capability of this process for good, also for programs that it executes."""
+def bound_capabilities() -> None:
+    """Nothing that this process executes gains a capability, not as root either. To be called while it may still do so: before it becomes
+    another user."""
     for number in range(64):
         try:
             prctl(PR_CAPBSET_DROP, number)
         except OSError:
-            break  # past the kernel's last capability, or no right to drop: none to give up then
+            break  # past the kernel's last capability, or no right to drop any: then there is none to give up
+
+
+def drop_capabilities() -> None:
+    """Gives up every capability of this process."""
     header = struct.pack("Ii", 0x20080522, 0)
     _check(_libc.capset(header, struct.pack("6I", *([0] * 6))), "capset")
 
