@@ -209,9 +209,11 @@ def _written(task: Row[Any], session: Row[Any], ending: Ending) -> SessionResult
 
 def _release(tx: Transaction, ids: list[str]) -> None:
     """What still runs for these sessions is wanted no more."""
-    query = update(attempts).where(attempts.c.session == bindparam("b_id"), attempts.c.state.in_(ACTIVE)).values(state="cancelling")
-    if tx.connection.execute(query, [{"b_id": one} for one in ids]).rowcount:
-        tx.wake |= {"cancel", "schedule"}
+    for start in range(0, len(ids), 500):  # databases limit the parameters of a statement
+        own = attempts.c.session.in_(ids[start : start + 500])
+        query = update(attempts).where(own, attempts.c.state.in_(ACTIVE)).values(state="cancelling")
+        if tx.connection.execute(query).rowcount:
+            tx.wake |= {"cancel", "schedule"}
 
 
 def _count(tx: Transaction, task: Row[Any], done: int, good: int, usable: int) -> None:
