@@ -15,7 +15,7 @@ import aiodocker
 from polar.errors import SandboxError
 from polar.runtime import shell
 from polar.runtime.attach import Attached
-from polar.runtime.base import ExecResult, OnOutput, Place, Stream
+from polar.runtime.base import ExecResult, OnOutput, Place
 from polar.runtime.container_processes import (
     EXEC_VARIABLE,
     INSIDE_MARK,
@@ -28,21 +28,11 @@ from polar.runtime.container_processes import (
     oom_kills,
 )
 from polar.runtime.daemon import Daemon, said
+from polar.runtime.tail import BEGIN, Tail
 
 TIMED_OUT = 124
 KILLED = 137
-COMMAND_AT_FAULT, CANNOT_BEGIN = (126, 127), 126
-"""What daemons say, and what is said here, of a command that never began because its folder or its user does not exist."""
-BEGIN_TRIES = 100
-SETTLE_S = 0.3
-"""How long output is still read after a command's end where something that it left behind holds its stdout."""
-
-
-_BEGIN = 'printf %s "$1"; shift; exec "$@"'
-"""Prints a secret word and becomes the command: only so is it known that a command began. (Its exit code and its words it can choose.)"""
-
-
-_SETTLE = """
+COMMAND_AT_FAULT, CANNOT_SETTLE = """
 work=$1 spare=$2 ids=${3:-$(id -u):$(id -g)} home=${4:-$HOME}
 case $home in "" | / | [!/]*) home= ;; esac
 case $home/ in "$work"/*) home= ;; esac
@@ -54,50 +44,6 @@ for folder in "$home" "$work"; do
 done
 """
 """Says the user's ids and a home: the image's own, if it can be written and is not in the working folder. As root it makes both folders."""
-
-
-class Tail:
-    """The last `keep_bytes` of each stream, while everything goes to `on_output`. `word` is cut off the beginning of stdout: `began` says
-    whether it was there."""
-
-    def __init__(self, keep_bytes: int, on_output: OnOutput | None, word: str) -> None:
-        self._word = word.encode()
-        self._head: bytearray | None = bytearray()
-        self.began = False
-        self._keep = keep_bytes
-        self._on_output = on_output
-        self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        self.truncated = False
-
-    def add(self, stream: Stream, data: bytes) -> None:
-        if stream == "stdout" and self._head is not None:
-            self._head += data
-            if len(self._head) < len(self._word):
-                return
-            data, self._head = bytes(self._head), None
-            self.began = data.startswith(self._word)
-            data = data.removeprefix(self._word)
-        if data:
-            self._add(stream, data)
-
-    def _add(self, stream: Stream, data: bytes) -> None:
-        kept = self._kept[stream]
-        kept += data
-        if len(kept) > 2 * self._keep + (1 << 16):  # cut seldom: every cut moves what is kept
-            self._cut(kept)
-        if self._on_output is not None:
-            self._on_output(stream, data)
-
-    def _cut(self, kept: bytearray) -> None:
-        if len(kept) > self._keep:
-            del kept[: len(kept) - self._keep]
-            self.truncated = True
-
-    def result(self, exit_code: int, began: float, *, timed_out: bool = False) -> ExecResult:
-        for kept in self._kept.values():
-            self._cut(kept)
-        out, err = (bytes(self._kept[name]) for name in ("stdout", "stderr"))
-        return ExecResult(exit_code, out, err, time.monotonic() - began, timed_out, self.truncated)
 
 
 class Container:
@@ -149,14 +95,14 @@ class Container:
         argv, began, emptied = shell.arguments(command), time.monotonic(), False
         while True:
             tail = Tail(keep_bytes, on_output, word := secrets.token_hex(8))
-            started = ["/bin/sh", "-c", _BEGIN, "sh", word, *argv]
+            started = [*BEGIN, word, *argv]
             code = await self._once(started, tail, cwd=cwd, env=env or {}, stdin=stdin, timeout_s=timeout_s, user=user)
             if code is None:
                 return tail.result(TIMED_OUT, began, timed_out=True)
             if code == KILLED or not tail.began:
                 await self._why(code, tail)
             if tail.began or code in COMMAND_AT_FAULT:
-                return tail.result(code if tail.began else CANNOT_BEGIN, began)
+                return tail.result(code if tail.began else CANNOTBEGIN, began)
             if emptied:
                 raise SandboxError(f"the sandbox {self.place.id} starts no command: {tail.result(code, began).tail()}")
             # so many processes or so much memory in use that nothing starts: earlier commands left behind what fills it
@@ -210,6 +156,11 @@ class Container:
         left = await end_all(self.view())
         if left:
             raise SandboxError(f"the sandbox {self.place.id} has processes that cannot be ended: {left[:10]}")
+
+    async def busy(self) -> bool:
+        """Whether anything runs in it but its first process and what that waits for."""
+        view = self.view()
+        return any(one.pid != view.first and not one.sleeper for one in await view.processes())
 
     def view(self) -> View:
         """Its processes, seen from this machine where they are its own, else by commands inside."""

@@ -91,7 +91,7 @@ class DockerRuntime(Runtime):
     async def start(self) -> None:
         daemon = await self._connect()
         self._container = await self._made(daemon)
-        await self._container.settle(self._workdir, HOME)
+        await self._container.settle(self._workdir, self.spec.env.get("HOME", HOME))
         if self.place.gateway is not None and self.spec.effective_network in ("gateway", "bridge"):
             self._relay = await self._joined(daemon, self._container, self.place.gateway)
 
@@ -140,7 +140,10 @@ class DockerRuntime(Runtime):
             await daemon.aclose()
 
     async def snapshot(self) -> str | None:
+        """As the base says; `None` too where a prepare step left a process running, which an image would not have."""
         container = self._running
+        if await container.busy():
+            return None
         reference = f"{SNAPSHOTS}:{self.place.id}"
         with said(f"keeping the sandbox {self.place.id} as an image"):
             # the labels come from the container; Podman wants a body, if only an empty one

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
 from polar.errors import SandboxError
 from polar.runtime.base_image import BASE_IMAGE, BUILD_S, Progress, alone, build, build_base, present
 from polar.runtime.daemon import Daemon, said
+from polar.runtime.folder_hash import folder_hash, inside
 
-__all__ = ["BASE_IMAGE", "build_base", "context_hash", "ensure"]
+__all__ = ["BASE_IMAGE", "build_base", "ensure", "tagged"]
 
 BUILT = "localhost/polar-built"
 """Repository of images built from a task's folder; the tag is the hash of what is in it."""
@@ -52,32 +49,10 @@ def tagged(image: str) -> str:
     return image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
 
 
-def context_hash(folder: Path) -> str:
-    """A hash of a build folder's content: paths, modes, links and bytes, nothing of the time."""
-    whole = hashlib.sha256()
-    for path in _inside(folder):
-        mode = path.lstat().st_mode
-        whole.update(f"{path.relative_to(folder)}\0{mode:o}\0".encode(errors="surrogateescape"))
-        if stat.S_ISLNK(mode):
-            whole.update(os.fsencode(os.readlink(path)))
-        elif stat.S_ISREG(mode):
-            with path.open("rb") as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()[:24]
-
-
-def _inside(folder: Path) -> Iterator[Path]:
-    """All files, links and folders of a build folder, sorted; links are not followed; sockets and devices are no part of it."""
-    for path in sorted(folder.rglob("*")):
-        mode = path.lstat().st_mode
-        if stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode):
-            yield path
-
-
 async def _built(daemon: Daemon, folder: Path, say: Progress) -> str:
     if not await asyncio.to_thread((folder / "Dockerfile").is_file):
         raise SandboxError(f"runtime.build_context: there is no Dockerfile in {folder}")
-    tag = f"{BUILT}:{await asyncio.to_thread(context_hash, folder)}"
+    tag = f"{BUILT}:{await asyncio.to_thread(folder_hash, folder)}"
     async with alone(tag):
         if not await present(daemon, tag):
             # builds from Polar's own image are the rule where nothing can be pulled
@@ -91,7 +66,7 @@ async def _built(daemon: Daemon, folder: Path, say: Progress) -> str:
 
 def _pack(folder: Path, file: IO[bytes]) -> None:
     with tarfile.open(fileobj=file, mode="w") as archive:
-        for path in _inside(folder):
+        for path in inside(folder):
             archive.add(path, arcname=str(path.relative_to(folder)), recursive=False)
     file.seek(0)
 
