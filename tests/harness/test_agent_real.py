@@ -20,6 +20,8 @@ from polar.gateway.serve import serving
 from polar.harness.agent import AgentRun, Collected, HarnessRun
 from polar.harness.spec import AgentSpec, McpServer
 from polar.records import Completion
+from polar.runtime import Place, Runtime, RuntimeSpec, backend_of, create
+from polar.runtime.owner import Owner
 from polar.testing import Call, serve_scripted
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -119,6 +121,44 @@ async def test_a_real_cli_uses_an_mcp_server_sees_a_skill_and_brings_its_work_ba
     assert found.left.transcript is not None
     assert any(path.is_file() for path in found.left.transcript.rglob("*"))
     assert found.version
+
+
+@asynccontextmanager
+async def isolated(spec: RuntimeSpec, folder: Path, port: int) -> AsyncIterator[Runtime]:
+    """A real sandbox whose gateway is at `port`."""
+    problem = await backend_of(spec).unavailable()
+    if problem is not None:
+        pytest.skip(problem)
+    owner = Owner.open(folder / "owners")
+    try:
+        async with create(spec, Place("box", owner.id, owner.sandbox("box"), gateway=("127.0.0.1", port))) as runtime:
+            yield runtime
+        owner.remove("box")
+    finally:
+        owner.close()
+
+
+@pytest.mark.parametrize("install", ["mount", "copy"])
+@pytest.mark.parametrize("name", ["pi", "codex", "claude-code"])
+@pytest.mark.parametrize("backend", ["local", "bubblewrap", "docker"])
+async def test_a_cli_of_this_machine_works_in_every_sandbox(
+    backend: str, name: str, install: str, tmp_path: Path, qwen3_tokenizer_dir: Path
+) -> None:
+    run = AgentRun(AgentSpec.model_validate({"harness": name, "install": install}), task_folder=None)
+    await run.install()
+    spec = RuntimeSpec(backend=backend)
+    spec = spec.model_copy(update={"mounts": run.mounts(spec)})
+    async with gateway(tmp_path, qwen3_tokenizer_dir) as made, isolated(spec, tmp_path, made.config.port) as runtime:
+        session, key = await made.new_session()
+        await run.set_up(runtime, run.endpoint(f"{runtime.gateway_url}/s/{key}", key, "served"), context=None)
+        ended = await run.run(runtime, INSTRUCTION, folder=tmp_path / "logs", timeout_s=120)
+        left = await run.collect(runtime, tmp_path / "artefacts")
+        completions = [one async for one in made.store.completions(session.id)]
+    assert (ended.problem, ended.answer) == (None, DONE)
+    assert b"+++ b/mark.txt" in (left.patch or b"")
+    assert left.warnings == ()
+    assert len(completions) == 2
+    assert all(run.harness.explains(one) for one in completions)
 
 
 async def test_mini_swe_agent_brings_its_work_back(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
