@@ -32,7 +32,14 @@ from polar.runtime.tail import BEGIN, Tail
 
 TIMED_OUT = 124
 KILLED = 137
-COMMAND_AT_FAULT, CANNOT_SETTLE = """
+COMMAND_AT_FAULT, CANNOT_BEGIN = (126, 127), 126
+"""What daemons say, and what is said here, of a command that never began because its folder or its user does not exist."""
+BEGIN_TRIES = 100
+SETTLE_S = 0.3
+"""How long output is still read after a command's end where something that it left behind holds its stdout."""
+
+
+_SETTLE = """
 work=$1 spare=$2 ids=${3:-$(id -u):$(id -g)} home=${4:-$HOME}
 case $home in "" | / | [!/]*) home= ;; esac
 case $home/ in "$work"/*) home= ;; esac
@@ -102,7 +109,7 @@ class Container:
             if code == KILLED or not tail.began:
                 await self._why(code, tail)
             if tail.began or code in COMMAND_AT_FAULT:
-                return tail.result(code if tail.began else CANNOTBEGIN, began)
+                return tail.result(code if tail.began else CANNOT_BEGIN, began)
             if emptied:
                 raise SandboxError(f"the sandbox {self.place.id} starts no command: {tail.result(code, began).tail()}")
             # so many processes or so much memory in use that nothing starts: earlier commands left behind what fills it
