@@ -30,6 +30,9 @@ GIT_ENV: Mapping[str, str] = {
 }
 """For every git command on a repository that somebody else wrote: no hook and no monitor of it is run."""
 
+SAFE_ENV: Mapping[str, str] = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+"""For tests that run git on a repository of the task's own, whoever owns its files."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:

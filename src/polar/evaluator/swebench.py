@@ -29,7 +29,7 @@ from polar.evaluator import patches
 from polar.evaluator.base import Evaluator, Evidence, Verdict, register
 from polar.evaluator.budget import Budget
 from polar.evaluator.command import facts, task_path
-from polar.evaluator.commands import GIT_ENV, keep, run_tests
+from polar.evaluator.commands import SAFE_ENV, keep, run_tests
 from polar.evaluator.place import sandbox
 from polar.evaluator.test_map import PatchedRepo, bring_patch, restore_trusted
 
@@ -107,7 +107,7 @@ class Swebench(Evaluator[SwebenchConfig]):
                 budget=budget,
                 limit_s=config.timeout_seconds,
                 cwd=repo,
-                env={**GIT_ENV, **self.env},
+                env={**SAFE_ENV, **self.env},
                 log=evidence.folder / "eval.log",
             )
         report = {**prepared.report, "instance_id": spec.instance_id, **facts(ran)}
