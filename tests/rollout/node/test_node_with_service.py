@@ -71,10 +71,13 @@ async def test_infrastructure_is_retried_and_policy_is_not(world: Build, tmp_pat
         return Reply(error=EngineUnavailable("gone")) if call.number in (0, 2) else "Hi."
 
     build = world(script)
-    async with serving_rollout(settings(tmp_path)) as stack, build.node(service=(stack.url, stack.token)):
-        async with AsyncClient(stack.url, stack.token) as client:
-            await client.submit(task("t", "call 2\nexit 1", samples=1))
-            [done] = await client.wait("t", timeout_s=30)
+    async with (
+        serving_rollout(settings(tmp_path)) as stack,
+        build.node(service=(stack.url, stack.token)),
+        AsyncClient(stack.url, stack.token) as client,
+    ):
+        await client.submit(task("t", "call 2\nexit 1", samples=1))
+        [done] = await client.wait("t", timeout_s=30)
     [result] = done.results
     assert (result.outcome, result.error_code, result.attempt, result.reward) == ("policy", "harness_exit", 2, 0.5)
 

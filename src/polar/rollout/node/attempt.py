@@ -29,7 +29,7 @@ from polar.rollout.config import NodeConfig
 from polar.rollout.models import SessionDispatchRequest, SessionResult, SessionStatus, Timing
 from polar.rollout.node.artifacts import Artifacts
 from polar.rollout.node.capture import Capture
-from polar.rollout.node.grading import Grading, Workshop
+from polar.rollout.node.grading import BuildThread, Grading
 from polar.rollout.node.history import hide_solutions
 from polar.rollout.node.outcome import Facts, Fault, Judgement, Part, judge
 from polar.rollout.node.sandboxes import FreshSandboxes, Sandboxes
@@ -44,7 +44,7 @@ WATCH_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class Equipment:
     """What every attempt of a node works with. `tell` is given each change of status and each warning."""
 
     config: NodeConfig
@@ -52,7 +52,7 @@ class Bench:
     stages: Stages
     sandboxes: Sandboxes
     artifacts: Artifacts
-    workshop: Workshop
+    build_thread: BuildThread
     tell: Callable[[Attempt, str | None], None]
     proven: dict[str, str] = field(default_factory=dict)
     """Images in which a harness was seen to run, with its version."""
@@ -71,18 +71,18 @@ class Made:
 class Attempt:
     """Its state while it is in the books. Big things (trajectory, completions) live only as long as the stage that needs them."""
 
-    def __init__(self, request: SessionDispatchRequest, bench: Bench) -> None:
+    def __init__(self, request: SessionDispatchRequest, equipment: Equipment) -> None:
         self.request = request
         self.created = time.time()
         self.status: SessionStatus = "REGISTERED"
         self.changed = self.created
         self.timing = Timing()
         self.warnings: list[str] = []
-        self.folder: Path = bench.artifacts.folder(request.session_id, request.attempt)
+        self.folder: Path = equipment.artifacts.folder(request.session_id, request.attempt)
         self.capture: Capture | None = None
         self.over = False
         """Whether the agent program has ended: nothing more comes to its log."""
-        self._bench = bench
+        self._equipment = equipment
         self._held = Held()
         self._inner: asyncio.Task[None] | None = None
         self._part: Part = "init"
@@ -143,13 +143,13 @@ class Attempt:
     # --- stages ------------------------------------------------------------------------------------------------
 
     async def _through_stages(self) -> None:
-        stages, priority = self._bench.stages, self.request.priority
+        stages, priority = self._equipment.stages, self.request.priority
         waited = time.perf_counter()
         await self._held.move(stages.init, priority)
         self.timing.register_to_init_queue_ms = self.timing.queue_ms = _ms_since(waited)
         self._enter("INITIALIZING")
         async with self._timed("init_ms"):
-            budget_s = self.request.budget.init_seconds or self._bench.config.init_seconds
+            budget_s = self.request.budget.init_seconds or self._equipment.config.init_seconds
             async with _within(budget_s, lambda: SandboxError(f"the sandbox was not ready after {budget_s:g} s (init budget)")):
                 made = await self._init()
         waited = time.perf_counter()
@@ -171,19 +171,19 @@ class Attempt:
             await self._post_run(made, ran)
 
     async def _init(self) -> Made:
-        request, bench = self.request, self._bench
-        await asyncio.to_thread(bench.artifacts.make, request.session_id, request.attempt)
-        spec = request.runtime or bench.config.default_runtime
-        bench.sandboxes.check(spec)
+        request, equipment = self.request, self._equipment
+        await asyncio.to_thread(equipment.artifacts.make, request.session_id, request.attempt)
+        spec = request.runtime or equipment.config.default_runtime
+        equipment.sandboxes.check(spec)
         task_folder = None if request.task_folder is None else Path(request.task_folder)
         variables = {"SESSION_ID": request.session_id, "TASK_ID": request.task_id}
-        self._agent = agent = AgentRun(request.agent, task_folder=task_folder, variables=variables, proven=bench.proven)
+        self._agent = agent = AgentRun(request.agent, task_folder=task_folder, variables=variables, proven=equipment.proven)
         self._evaluator = None if request.evaluator is None else from_spec(request.evaluator)
         async with self._timed("install_ms"):
             await agent.install(lambda line: log.info(line, extra={"attempt": self.id}))
-        self.capture = await Capture.open(bench.gateway, request, agent.harness.name)
+        self.capture = await Capture.open(equipment.gateway, request, agent.harness.name)
         mounted = spec.model_copy(update={"mounts": [*spec.mounts, *agent.mounts()]})
-        self._runtime = await bench.sandboxes.make(mounted, self.id, task_folder=task_folder, log_file=self.folder / "prepare.log")
+        self._runtime = await equipment.sandboxes.make(mounted, self.id, task_folder=task_folder, log_file=self.folder / "prepare.log")
         if request.evaluator is not None:
             await hide_solutions(self._runtime, request.evaluator)
         root = f"{self._runtime.gateway_url.rstrip('/')}/s/{self.capture.key}"
@@ -195,8 +195,8 @@ class Attempt:
     def _fresh_sandboxes(self, spec: RuntimeSpec, task_folder: Path | None) -> FreshSandboxes:
         folder = self.folder / "evaluator"
         folder.mkdir(mode=0o700)
-        bench = self._bench
-        return FreshSandboxes(bench.sandboxes, spec, self.id, bench.stages.warm, task_folder=task_folder, folder=folder)
+        equipment = self._equipment
+        return FreshSandboxes(equipment.sandboxes, spec, self.id, equipment.stages.warm, task_folder=task_folder, folder=folder)
 
     async def _run(self, made: Made) -> HarnessRun:
         self._part = "run"
@@ -245,7 +245,7 @@ class Attempt:
             self._warn(warning)
         self._part = "build"
         self._enter("BUILDING")
-        self._grading = grading = Grading(self.request, made.capture, self._bench.workshop, self.folder)
+        self._grading = grading = Grading(self.request, made.capture, self._equipment.build_thread, self.folder)
         async with self._timed("build_ms"):
             await grading.build()
             await grading.detect(made.agent.harness, collected.transcript)
@@ -273,8 +273,8 @@ class Attempt:
             agent=made.runtime,
             in_place=not request.evaluator.refresh_runtime,
             fresh=made.fresh,
-            budget_s=request.budget.evaluation_seconds or self._bench.config.evaluation_seconds,
-            init_s=request.budget.init_seconds or self._bench.config.init_seconds,
+            budget_s=request.budget.evaluation_seconds or self._equipment.config.evaluation_seconds,
+            init_s=request.budget.init_seconds or self._equipment.config.init_seconds,
         )
 
     # --- its end -----------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class Attempt:
         """Rows of an attempt that a boundary ended before they were built: without reward, but not lost."""
         if self._grading is not None or self.capture is None or not self.capture.turns or self._cancelled is not None or self._shut_down:
             return
-        grading = Grading(self.request, self.capture, self._bench.workshop, self.folder)
+        grading = Grading(self.request, self.capture, self._equipment.build_thread, self.folder)
         try:
             await grading.build()
         except Exception as error:  # whatever ended the attempt is what its result tells; this is beside it
@@ -328,7 +328,7 @@ class Attempt:
         if self._fresh is not None:
             await self._fresh.aclose()
         if self._runtime is not None:
-            left = await self._bench.sandboxes.remove(self._runtime)
+            left = await self._equipment.sandboxes.remove(self._runtime)
             if left is not None:
                 self._warn(f"the sandbox could not be removed completely: {left}")
         self.timing.teardown_ms = _ms_since(began)
@@ -341,7 +341,7 @@ class Attempt:
             task_id=request.task_id,
             status=status,
             timing=self.timing,
-            node_id=self._bench.config.id,
+            node_id=self._equipment.config.id,
             error=judgement.why,
             metadata=self._metadata(),
             outcome=judgement.outcome,
@@ -366,7 +366,7 @@ class Attempt:
 
     def _metadata(self) -> JsonObject:
         found: JsonObject = {**self.request.metadata, "builder": self.request.builder.strategy}
-        spec = self.request.runtime or self._bench.config.default_runtime
+        spec = self.request.runtime or self._equipment.config.default_runtime
         found["runtime"] = {"backend": spec.backend, "image": spec.image, "network": spec.effective_network}
         if self._agent is not None:
             found["harness"] = {"name": self._agent.harness.name, "version": self._agent.version or self._agent.harness.version}
@@ -383,11 +383,11 @@ class Attempt:
     def _enter(self, status: SessionStatus) -> None:
         self.status = status
         self.changed = time.time()
-        self._bench.tell(self, None)
+        self._equipment.tell(self, None)
 
     def _warn(self, warning: str) -> None:
         self.warnings.append(warning)
-        self._bench.tell(self, warning)
+        self._equipment.tell(self, warning)
 
     @asynccontextmanager
     async def _timed(self, name: str) -> AsyncIterator[None]:

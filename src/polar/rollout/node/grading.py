@@ -35,7 +35,7 @@ GRACE_S = 30.0
 TRANSCRIPT_BYTES = 16 << 20
 
 
-class Workshop:
+class BuildThread:
     """One thread for work that is all CPU: several would fight the event loop for the interpreter."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Grading:
 
     request: SessionDispatchRequest
     capture: Capture
-    workshop: Workshop
+    build_thread: BuildThread
     folder: Path
     trajectory: Trajectory | None = None
     turns: int = 0
@@ -77,13 +77,13 @@ class Grading:
         if self._completions:
             made_by = builder(self.request.builder.strategy, self.request.builder.config)
             tokenizer = self.capture.served.tokenizer
-            self.trajectory = await self.workshop.do(build, self.capture.session, self._completions, made_by, tokenizer)
+            self.trajectory = await self.build_thread.do(build, self.capture.session, self._completions, made_by, tokenizer)
             self.warnings += self.trajectory.warnings
 
     async def detect(self, harness: Harness, transcript: Path | None) -> None:
         """Attempts at cheating. What it finds is reported and rewards nothing by itself: guards are what keeps cheating from paying."""
         text = await asyncio.to_thread(_text_of, transcript)
-        found = await self.workshop.do(detect, self._completions, harness, text)
+        found = await self.build_thread.do(detect, self._completions, harness, text)
         self.attempts = [asdict(one) for one in found]
         self._completions = []
 
@@ -159,7 +159,7 @@ class Grading:
         if not rewarded:
             trajectory = trajectory.with_traces(trace.with_reward(None) for trace in trajectory.traces)
         self.trajectory = None
-        return await self.workshop.do(_written, trajectory, self.folder / "trajectory.json.zst")
+        return await self.build_thread.do(_written, trajectory, self.folder / "trajectory.json.zst")
 
     def facts(self) -> JsonObject:
         """For `SessionResult.metadata`."""

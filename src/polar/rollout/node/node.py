@@ -35,10 +35,10 @@ from polar.rollout.models import (
     SessionStatus,
 )
 from polar.rollout.node.artifacts import Artifacts
-from polar.rollout.node.attempt import Attempt, Bench
+from polar.rollout.node.attempt import Attempt, Equipment
 from polar.rollout.node.deliveries import Deliveries
 from polar.rollout.node.feed import Feed
-from polar.rollout.node.grading import Workshop
+from polar.rollout.node.grading import BuildThread
 from polar.rollout.node.link import Link, Orders
 from polar.rollout.node.sandboxes import Sandboxes
 from polar.rollout.node.spool import Accepted, Spool
@@ -99,8 +99,8 @@ class Node:
         self._service_url = service_url
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(gateway.config.host, gateway.config.host)
         self.sandboxes = Sandboxes(owner, gateway=(host, gateway.config.port), allow=config.allow)
-        self._workshop = Workshop()
-        self._bench = Bench(config, gateway, self.stages, self.sandboxes, self.artifacts, self._workshop, self._tell)
+        self._build_thread = BuildThread()
+        self._equipment = Equipment(config, gateway, self.stages, self.sandboxes, self.artifacts, self._build_thread, self._tell)
         self._attempts: dict[str, Attempt] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepting: set[str] = set()
@@ -158,7 +158,7 @@ class Node:
         await self.deliveries.aclose(LAST_WORDS_S)
         if self.link is not None:
             await self.link.aclose()
-        self._workshop.close()
+        self._build_thread.close()
 
     # --- dispatches --------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Node:
         self._accepting.add(attempt_id)
         try:
             await asyncio.to_thread(self.spool.accept, Accepted.of(request))
-            attempt = self._attempts[attempt_id] = Attempt(request, self._bench)
+            attempt = self._attempts[attempt_id] = Attempt(request, self._equipment)
             self._tasks[attempt_id] = asyncio.create_task(self._work(attempt), name=f"work {attempt_id}")
         finally:
             self._accepting.discard(attempt_id)

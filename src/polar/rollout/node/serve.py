@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from polar.gateway.gateway import Gateway
-from polar.gateway.serve import SWITCH_INTERVAL_S, serving
+from polar.gateway.serve import SWITCH_INTERVAL_S, serving, without_parent
 from polar.rollout.config import NodeConfig, PolarConfig, Retry
 from polar.rollout.node.node import Node
 from polar.runtime import Owner
@@ -76,7 +76,7 @@ async def run_node(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, signalled)
-    watcher = asyncio.create_task(_without_parent(stop)) if watch_parent else None
+    watcher = asyncio.create_task(without_parent(stop)) if watch_parent else None
     try:
         async with serving_node(
             settings,
@@ -101,10 +101,3 @@ async def _hurry(hurry: asyncio.Event, node: Node) -> None:
     await hurry.wait()
     for attempt in list(node.attempts):
         attempt.shut_down()
-
-
-async def _without_parent(stop: asyncio.Event) -> None:
-    parent = os.getppid()
-    while os.getppid() == parent:  # noqa: ASYNC110 - a parent that dies sets no event
-        await asyncio.sleep(1.0)
-    stop.set()
