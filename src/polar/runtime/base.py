@@ -16,6 +16,7 @@ Every backend holds to this:
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ class Runtime(ABC):
         """Writes one file inside; parents are made."""
         staged = self.place.folder / "staged"
         staged.mkdir(parents=True, exist_ok=True)
-        file = staged / f"{abs(hash(path)):x}"
+        file = staged / secrets.token_hex(8)
         file.write_bytes(content)
         file.chmod(mode)
         try:
@@ -179,8 +180,7 @@ class Runtime(ABC):
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
         """One file's content. Raises `FileNotFoundError`, `UnsafePath` (a link, or larger than `max_bytes`)."""
-        target = self.place.folder / "read"
-        target.unlink(missing_ok=True)
+        target = self.place.folder / f"read-{secrets.token_hex(8)}"
         await self.download(path, target, max_bytes=max_bytes)
         try:
             return target.read_bytes()
