@@ -1,7 +1,8 @@
 """OpenCode: all four protocols, a native binary.
 
 Measured on 1.18.33. The SDK packages behind its providers are built in. A small model makes a title first, in a call of its own; it is
-pointed at the same model here, so that no unknown name is asked for.
+pointed at the same model here, so that no unknown name is asked for. Conversations are in an SQLite file; beside it lie copies of the work
+folder, which are not fetched.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class OpenCode(Harness):
     has_sub_agents = True
     mcp_transports = frozenset({"stdio", "sse", "streamable-http"})
     skills_folder = ".config/opencode/skills"
-    transcripts = (".local/share/opencode",)
+    transcripts = (".local/share/opencode/opencode.db", ".local/share/opencode/opencode.db-wal", ".local/share/opencode/log")
     rules = (
         Rule("title", "title generator's system prompt", lambda c: not c.tools and "title generator" in system_text(c).lower()),
         Rule("compaction", "summariser's system prompt", lambda c: not c.tools and "summariz" in system_text(c)[:300].lower()),
