@@ -1,0 +1,137 @@
+"""Checkpoints: everything that a run goes on from, on disk before the name is there.
+
+    <folder>/step-000120/   model/ (save_pretrained), state.pt (optimiser, counters, random states), run.json (for people and the loop)
+    <folder>/latest         the name of the newest complete one
+
+A checkpoint is written beside its place, synced, and renamed: one that was being written when the process died is not seen, and is removed
+by the next. Knows no engine and no loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polar.errors import ConfigError
+from polar.train.learner import Learner
+
+_NAME = re.compile(r"step-\d{6,}")
+
+
+@dataclass(slots=True)
+class RunState:
+    """Where a run is. `policy_version`: the weights' version; `batches`: trained so far; `position`: of the data, in whatever form its
+    source keeps it (JSON)."""
+
+    policy_version: int = 0
+    batches: int = 0
+    position: dict[str, Any] = field(default_factory=dict)
+
+
+def save(folder: Path, learner: Learner, run: RunState, *, keep: int = 2) -> Path:
+    """Writes one and removes all but the newest `keep`. When it returns, it survives a crash of the machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"step-{run.batches:06d}"
+    making = folder / f".{name}.{os.getpid()}"
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir()
+    learner.policy.model.save_pretrained(making / "model")
+    torch.save(
+        {
+            "optimizer": learner.optimizer.state_dict(),
+            "steps": learner.steps,
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "numpy": np.random.get_state(legacy=False),
+            "python": random.getstate(),
+        },
+        making / "state.pt",
+    )
+    facts = {"policy_version": run.policy_version, "batches": run.batches, "position": run.position, "optimizer_steps": learner.steps}
+    (making / "run.json").write_text(json.dumps(facts))
+    for file in making.rglob("*"):
+        _sync(file)
+    _sync(making)
+    place = folder / name
+    shutil.rmtree(place, ignore_errors=True)
+    making.rename(place)
+    _point(folder, name)
+    _prune(folder, keep)
+    return place
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint; `None`: there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        place = folder / (folder / "latest").read_text().strip()
+        if (place / "run.json").is_file():
+            return place
+    return max(_complete(folder), default=None)
+
+
+def load_run(place: Path) -> RunState:
+    """What `run.json` says. Raises `ConfigError` for a folder that is no checkpoint."""
+    try:
+        facts = json.loads((place / "run.json").read_text())
+        return RunState(int(facts["policy_version"]), int(facts["batches"]), dict(facts["position"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{place} is not a checkpoint: {error}") from error
+
+
+def restore(place: Path, learner: Learner) -> RunState:
+    """Puts a checkpoint's state into a learner whose policy was loaded from `place / "model"`. Random generators too.
+
+    Raises `ConfigError` where the checkpoint is of another model or optimiser.
+    """
+    run = load_run(place)
+    state = torch.load(place / "state.pt", weights_only=False)  # our own file: it holds generators' states, not only tensors
+    try:
+        learner.optimizer.load_state_dict(state["optimizer"])
+    except ValueError as error:
+        raise ConfigError(f"{place}: its optimiser does not fit this model ({error})") from error
+    learner.steps = state["steps"]
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    return run
+
+
+def _complete(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(place for place in folder.iterdir() if _NAME.fullmatch(place.name) and (place / "run.json").is_file())
+
+
+def _prune(folder: Path, keep: int) -> None:
+    for place in _complete(folder)[:-keep] if keep else ():
+        shutil.rmtree(place, ignore_errors=True)
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _point(folder: Path, name: str) -> None:
+    temporary = folder / f".latest.{os.getpid()}"
+    temporary.write_text(name)
+    _sync(temporary)
+    temporary.replace(folder / "latest")
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
