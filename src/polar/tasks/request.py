@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from polar.errors import ConfigError
 from polar.harness.spec import AgentSpec
 from polar.rollout.models import TaskRequest
@@ -74,8 +76,9 @@ def to_request(
     fields |= {**more, "metadata": metadata, "task_id": task_id or new_id(task.name)}
     try:
         return TaskRequest.model_validate({key: _plain(value) for key, value in fields.items()})
-    except ValueError as error:
-        raise ConfigError(f"task {task.name}: {error}") from error
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"task {task.name}: {said}") from error
 
 
 def new_id(name: str) -> str:

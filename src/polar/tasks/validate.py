@@ -133,10 +133,11 @@ async def _validated(task: AnyTask, runtime: RuntimeSpec, sandboxes: Sandboxes, 
                 trials.append(await rehearse(task, agent(), runtime, sandboxes, folder / f"{kind}-{number}", kind=kind))
     except ConfigError as error:
         return Validation(task.name, tuple(trials), (str(error),), time.monotonic() - began)
-    return Validation(task.name, tuple(trials), tuple(_problems(task, trials)), time.monotonic() - began)
+    return Validation(task.name, tuple(trials), tuple(problems(task, trials)), time.monotonic() - began)
 
 
-def _problems(task: AnyTask, trials: Sequence[Trial]) -> list[str]:
+def problems(task: AnyTask, trials: Sequence[Trial]) -> list[str]:
+    """What is wrong with a task, by what came out of its trials."""
     found = [f"{trial.kind}: {trial.error}" for trial in trials if trial.error is not None]
     oracle, noop = _rewards(trials, "oracle"), _rewards(trials, "noop")
     if any(reward != 1.0 for reward in oracle):
