@@ -248,5 +248,5 @@ async def result_of(node: Node, request: SessionDispatchRequest, timeout_s: floa
 
 
 async def ended(node: Node, request: SessionDispatchRequest, timeout_s: float = 20.0) -> SessionResult:
-    await until(lambda: node.find(request.session_id, request.attempt) is None, timeout_s)
+    await until(lambda: node.books.find(request.session_id, request.attempt) is None, timeout_s)
     return await asyncio.to_thread(node.spool.result, request.attempt_id)

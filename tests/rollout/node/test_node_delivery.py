@@ -123,7 +123,7 @@ async def test_what_the_service_forgets_is_ended_and_not_delivered(world: Build,
         await node.dispatch(dispatch("call\nsleep 60"))
         await until(lambda: receiver.of("/nodes/node-1/heartbeat"))
         receiver.orders = {"cancel": ["ses_1.0"], "forget": ["ses_1.0"]}
-        await until(lambda: node.find("ses_1") is None)
+        await until(lambda: node.books.find("ses_1") is None)
         assert node.spool.owed() == []
     assert receiver.results == []
     assert build.left() == []
@@ -142,7 +142,7 @@ async def test_a_node_that_ends_gives_back_what_ran(world: Build, receiver: Rece
     build = world()
     async with build.node(receiver) as node:
         await node.dispatch(dispatch("call\nsleep 60"))
-        await until(lambda: (found := node.find("ses_1")) and found.turns)
+        await until(lambda: (found := node.books.find("ses_1")) and found.turns)
     [result] = receiver.results
     assert (result["outcome"], result["error_code"]) == ("infrastructure", "node_shutdown")
     assert build.left() == []
@@ -178,4 +178,4 @@ async def test_without_a_service_a_result_waits_to_be_fetched(world: Build) -> N
         await ended(node, request)
     async with build.node() as node:
         assert node.spool.result("ses_1.0").reward == 1.0
-        assert node.owed("ses_1") == "ses_1.0"
+        assert node.books.owed("ses_1") == "ses_1.0"

@@ -264,7 +264,7 @@ async def test_rewards_by_row(world: Build) -> None:
 
 
 async def running(node: Any, session: str = "ses_1") -> Any:
-    return await until(lambda: (found := node.find(session)) is not None and found.status == "RUNNING" and found.turns and found)
+    return await until(lambda: (found := node.books.find(session)) is not None and found.status == "RUNNING" and found.turns and found)
 
 
 async def test_a_cancelled_attempt_is_nobodys_failure(world: Build) -> None:

@@ -49,7 +49,7 @@ async def test_a_dispatch_as_the_reference_sends_it(world: Build) -> None:
         async with http.post("/sessions", json=body) as answer:
             assert answer.status == 409
             assert (await answer.json())["error"]["code"] == "duplicate_attempt"
-        await until(lambda: node.find("abc") is None)
+        await until(lambda: node.books.find("abc") is None)
         status, shown = await get(http, "/sessions/abc")
         assert (status, shown["status"], shown["result"]["reward"]) == (200, "COMPLETED", 1.0)
         assert shown["result"]["trajectory"]["traces"]
@@ -140,7 +140,7 @@ async def test_running_sessions_are_listed_and_cancelled(world: Build) -> None:
     async with world(max_run_workers=1).node() as node, client(node) as http:
         for session in ("a", "b"):
             await node.dispatch(dispatch("call\nsleep 60", session, task_id=f"task-{session}"))
-        await until(lambda: node.stages.run.used and (node.find("b").status == "READY" or node.find("a").status == "READY"))
+        await until(lambda: node.stages.run.used and (node.books.find("b").status == "READY" or node.books.find("a").status == "READY"))
         _, listed = await get(http, "/sessions")
         assert sorted((one["session_id"], one["status"]) for one in listed["sessions"]) == [("a", "RUNNING"), ("b", "READY")]
         assert [one["session_id"] for one in (await get(http, "/sessions?status=RUNNING"))[1]["sessions"]] == ["a"]
@@ -150,14 +150,14 @@ async def test_running_sessions_are_listed_and_cancelled(world: Build) -> None:
             assert answer.status == 404
         async with http.delete("/sessions/b", params={"attempt": "0"}) as answer:
             assert (await answer.json())["deleted"] is True
-        await until(lambda: node.find("b") is None)
+        await until(lambda: node.books.find("b") is None)
         assert (await get(http, "/sessions/b"))[1]["result"]["outcome"] == "cancelled"
 
 
 async def test_completions_of_an_attempt(world: Build) -> None:
     async with world().node() as node, client(node) as http:
         await node.dispatch(dispatch("call 2"))
-        await until(lambda: node.find("ses_1") is None)
+        await until(lambda: node.books.find("ses_1") is None)
         _, found = await get(http, "/sessions/ses_1/completions")
         assert [one["number"] for one in found["completions"]] == [0, 1]
         assert found["completions"][0]["sampled_ids"]

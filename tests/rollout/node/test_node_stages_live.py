@@ -44,8 +44,8 @@ async def test_a_full_node_refuses_and_takes_again(world: Build) -> None:
         with pytest.raises(RolloutError) as refused:
             await node.dispatch(dispatch("call", "ses_4"))
         assert (refused.value.status, refused.value.code) == (503, "node_full")
-        node.cancel(await until(lambda: node.find("ses_3")))
-        await until(lambda: node.find("ses_3") is None)
+        node.cancel(await until(lambda: node.books.find("ses_3")))
+        await until(lambda: node.books.find("ses_3") is None)
         await node.dispatch(dispatch("call", "ses_4"))
 
 
@@ -60,7 +60,7 @@ async def test_the_higher_priority_runs_first(world: Build) -> None:
             await until(lambda: node.stages.run.waiting)
             for request in requests[1:]:
                 await node.dispatch(request)
-            node.cancel(await until(lambda: node.find("running")))
+            node.cancel(await until(lambda: node.books.find("running")))
             for request in requests:
                 await ended(node, request)
             while not events.empty():

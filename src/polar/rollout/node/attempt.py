@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from polar.rollout.node.artifacts import Artifacts
 from polar.rollout.node.capture import Capture
 from polar.rollout.node.grading import BuildThread, Grading
 from polar.rollout.node.history import hide_solutions
+from polar.rollout.node.limits import Late, ms_since, timed, within
 from polar.rollout.node.outcome import Facts, Fault, Judgement, Part, judge
 from polar.rollout.node.sandboxes import FreshSandboxes, Sandboxes
 from polar.rollout.node.stages import Held, Stages
@@ -146,28 +146,28 @@ class Attempt:
         stages, priority = self._equipment.stages, self.request.priority
         waited = time.perf_counter()
         await self._held.move(stages.init, priority)
-        self.timing.register_to_init_queue_ms = self.timing.queue_ms = _ms_since(waited)
+        self.timing.register_to_init_queue_ms = self.timing.queue_ms = ms_since(waited)
         self._enter("INITIALIZING")
-        async with self._timed("init_ms"):
+        with timed(self.timing, "init_ms"):
             budget_s = self.request.budget.init_seconds or self._equipment.config.init_seconds
-            async with _within(budget_s, lambda: SandboxError(f"the sandbox was not ready after {budget_s:g} s (init budget)")):
+            async with within(budget_s, lambda: SandboxError(f"the sandbox was not ready after {budget_s:g} s (init budget)")):
                 made = await self._init()
         waited = time.perf_counter()
         if stages.ready is not None:
             await self._held.move(stages.ready, priority)
         self._enter("READY")
         await self._held.move(stages.run, priority)
-        self.timing.ready_ms = _ms_since(waited)
+        self.timing.ready_ms = ms_since(waited)
         self.timing.queue_ms += self.timing.ready_ms
         self._enter("RUNNING")
-        async with self._timed("run_ms"):
+        with timed(self.timing, "run_ms"):
             ran = await self._run(made)
         waited = time.perf_counter()
         await self._held.move(stages.queued, priority)
         self._enter("POST_RUN")
         await self._held.move(stages.post, priority)
-        self.timing.queue_ms += _ms_since(waited)
-        async with self._timed("postrun_ms"):
+        self.timing.queue_ms += ms_since(waited)
+        with timed(self.timing, "postrun_ms"):
             await self._post_run(made, ran)
 
     async def _init(self) -> Made:
@@ -179,7 +179,7 @@ class Attempt:
         variables = {"SESSION_ID": request.session_id, "TASK_ID": request.task_id}
         self._agent = agent = AgentRun(request.agent, task_folder=task_folder, variables=variables, proven=equipment.proven)
         self._evaluator = None if request.evaluator is None else from_spec(request.evaluator)
-        async with self._timed("install_ms"):
+        with timed(self.timing, "install_ms"):
             await agent.install(lambda line: log.info(line, extra={"attempt": self.id}))
         self.capture = await Capture.open(equipment.gateway, request, agent.harness.name)
         mounted = spec.model_copy(update={"mounts": [*spec.mounts, *agent.mounts()]})
@@ -239,14 +239,14 @@ class Attempt:
         self._part = "collect"
         await made.runtime.end_processes()
         await made.capture.close()
-        async with _within(COLLECT_S, lambda: SandboxError(f"what the agent left could not be read in {COLLECT_S:g} s")):
+        async with within(COLLECT_S, lambda: SandboxError(f"what the agent left could not be read in {COLLECT_S:g} s")):
             self._collected = collected = await made.agent.collect(made.runtime, self.folder)
         for warning in collected.warnings:
             self._warn(warning)
         self._part = "build"
         self._enter("BUILDING")
         self._grading = grading = Grading(self.request, made.capture, self._equipment.build_thread, self.folder)
-        async with self._timed("build_ms"):
+        with timed(self.timing, "build_ms"):
             await grading.build()
             await grading.detect(made.agent.harness, collected.transcript)
         judgement = judge(self._facts(None))
@@ -254,7 +254,7 @@ class Attempt:
             return
         self._part = "evaluate"
         self._enter("EVALUATING")
-        async with self._timed("evaluate_ms"):
+        with timed(self.timing, "evaluate_ms"):
             await self._evaluate(made, ran, collected, grading, judgement)
         self.timing.evaluator_wait_ms = 1000 * made.fresh.waited_s
 
@@ -295,8 +295,8 @@ class Attempt:
         )
 
     def _fault(self, error: BaseException) -> Fault:
-        late = isinstance(error, _Late)
-        cause = error.error if isinstance(error, _Late) else error
+        late = isinstance(error, Late)
+        cause = error.error if isinstance(error, Late) else error
         if not isinstance(cause, PolarError | OSError):
             log.error("an attempt failed inside the node", exc_info=cause, extra={"attempt": self.id, "part": self._part})
         return Fault(self._part, cause, late)
@@ -331,7 +331,7 @@ class Attempt:
             left = await self._equipment.sandboxes.remove(self._runtime)
             if left is not None:
                 self._warn(f"the sandbox could not be removed completely: {left}")
-        self.timing.teardown_ms = _ms_since(began)
+        self.timing.teardown_ms = ms_since(began)
 
     async def _result(self, judgement: Judgement) -> SessionResult:
         request, ran, grading = self.request, self._ran, self._grading
@@ -388,34 +388,3 @@ class Attempt:
     def _warn(self, warning: str) -> None:
         self.warnings.append(warning)
         self._equipment.tell(self, warning)
-
-    @asynccontextmanager
-    async def _timed(self, name: str) -> AsyncIterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self.timing, name, _ms_since(began))
-
-
-class _Late(Exception):
-    """A part's budget was over; `error` says which."""
-
-    def __init__(self, error: PolarError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-@asynccontextmanager
-async def _within(budget_s: float, error: Callable[[], PolarError]) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(budget_s) as budget:
-            yield
-    except TimeoutError as cause:
-        if not budget.expired():
-            raise
-        raise _Late(error()) from cause
-
-
-def _ms_since(began: float) -> float:
-    return 1000 * (time.perf_counter() - began)

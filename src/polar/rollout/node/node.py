@@ -12,9 +12,7 @@ import logging
 import re
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
@@ -32,10 +30,10 @@ from polar.rollout.models import (
     NodeRegistration,
     SessionDispatchRequest,
     SessionResult,
-    SessionStatus,
 )
 from polar.rollout.node.artifacts import Artifacts
 from polar.rollout.node.attempt import Attempt, Equipment
+from polar.rollout.node.books import Books
 from polar.rollout.node.deliveries import Deliveries
 from polar.rollout.node.feed import Feed
 from polar.rollout.node.grading import BuildThread
@@ -51,24 +49,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polar.node")
 
-REMEMBERED = 10_000
-"""Ended attempts whose short record is kept in memory."""
 LAST_WORDS_S = 5.0
 """How long a node that ends tries to deliver the results of what it had to give up."""
 HOUSEKEEPING_S = 600.0
 DISK_RETRY_S = (0.5, 30.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What is remembered of an attempt once its result has left the node."""
-
-    session_id: str
-    task_id: str
-    attempt: int
-    status: SessionStatus
-    outcome: str | None
-    ended: float
 
 
 class Node:
@@ -101,13 +85,12 @@ class Node:
         self.sandboxes = Sandboxes(owner, gateway=(host, gateway.config.port), allow=config.allow)
         self._build_thread = BuildThread()
         self._equipment = Equipment(config, gateway, self.stages, self.sandboxes, self.artifacts, self._build_thread, self._tell)
-        self._attempts: dict[str, Attempt] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepting: set[str] = set()
         self._unwanted: set[str] = set()
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._backends: list[str] = []
         self.deliveries = Deliveries(self.spool, retry or Retry(), service_url=service_url, service_token=service_token)
+        self.books = Books(self.deliveries)
         self.link: Link | None = None
         if service_url is not None:
             self.link = Link(service_url, service_token, heartbeat_s, self.registration, self.heartbeat, self._obey)
@@ -148,7 +131,7 @@ class Node:
     async def aclose(self) -> None:
         """Ends what still runs (a failure of the infrastructure: it is run again), tries to deliver that, and closes."""
         self.draining = True
-        for attempt in list(self._attempts.values()):
+        for attempt in list(self.books.attempts.values()):
             attempt.shut_down()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.sandboxes.aclose()
@@ -168,18 +151,18 @@ class Node:
         attempt_id = request.attempt_id
         if not re.fullmatch(ID_PATTERN, request.session_id):
             raise ConfigError("session_id: 1 to 128 letters, digits and _.:- that begin with a letter or a digit")
-        if attempt_id in self._accepting or attempt_id in self._attempts or attempt_id in self._ended or self.deliveries.get(attempt_id):
+        if attempt_id in self._accepting or self.books.knows(attempt_id):
             raise RolloutError(f"the attempt {attempt_id} is here already", code="duplicate_attempt", status=409)
         if self.draining:
             raise RolloutError("this node is shutting down", code="node_draining", status=503)
-        waiting = sum(attempt.status == "REGISTERED" for attempt in self._attempts.values()) + len(self._accepting)
+        waiting = sum(attempt.status == "REGISTERED" for attempt in self.books.attempts.values()) + len(self._accepting)
         if self.stages.full(waiting):
             raise RolloutError(f"{waiting} sessions wait here already", code="node_full", status=503)
         self.sandboxes.check(request.runtime or self.config.default_runtime)
         self._accepting.add(attempt_id)
         try:
             await asyncio.to_thread(self.spool.accept, Accepted.of(request))
-            attempt = self._attempts[attempt_id] = Attempt(request, self._equipment)
+            attempt = self.books.attempts[attempt_id] = Attempt(request, self._equipment)
             self._tasks[attempt_id] = asyncio.create_task(self._work(attempt), name=f"work {attempt_id}")
         finally:
             self._accepting.discard(attempt_id)
@@ -197,11 +180,11 @@ class Node:
             if attempt.id not in self._unwanted:
                 await self._keep(result, attempt)
             await asyncio.to_thread(self.spool.settled, attempt.id)
-            self._remember(result)
+            self.books.remember(result)
             self._tell(attempt, None, result)
         finally:
             self._unwanted.discard(attempt.id)
-            self._attempts.pop(attempt.id, None)
+            self.books.attempts.pop(attempt.id, None)
             self._tasks.pop(attempt.id, None)
 
     async def _keep(self, result: SessionResult, attempt: Attempt) -> None:
@@ -256,29 +239,7 @@ class Node:
 
     @property
     def attempts(self) -> Collection[Attempt]:
-        return self._attempts.values()
-
-    def find(self, session_id: str, attempt: int | None = None) -> Attempt | None:
-        """That attempt, or the session's latest one here, while it is in the books."""
-        if attempt is not None:
-            return self._attempts.get(f"{session_id}.{attempt}")
-        mine = [one for one in self._attempts.values() if one.request.session_id == session_id]
-        return max(mine, key=lambda one: one.request.attempt, default=None)
-
-    def ended(self, session_id: str, attempt: int | None = None) -> Ended | None:
-        """The same, of those that have ended."""
-        if attempt is not None:
-            return self._ended.get(f"{session_id}.{attempt}")
-        mine = [one for one in self._ended.values() if one.session_id == session_id]
-        return max(mine, key=lambda one: one.attempt, default=None)
-
-    def owed(self, session_id: str, attempt: int | None = None) -> str | None:
-        """The id of an undelivered result of that session."""
-        for attempt_id in self.deliveries.waiting:
-            owed = self.deliveries.get(attempt_id)
-            if owed is not None and owed.session_id == session_id and attempt in (None, int(attempt_id.rpartition(".")[2])):
-                return attempt_id
-        return None
+        return self.books.attempts.values()
 
     def cancel(self, attempt: Attempt, why: str = "session cancelled") -> None:
         attempt.cancel(why)
@@ -309,7 +270,7 @@ class Node:
             "backends": self._backends,
             "default_runtime": {"backend": default.backend, "network": default.effective_network},
             "capacity": self.stages.queue_limit + config.max_init_workers + ready + config.max_run_workers + config.max_postrun_workers,
-            "sessions": len(self._attempts),
+            "sessions": len(self.books.attempts),
             "undelivered": len(self.deliveries.waiting),
             "sandboxes": self.sandboxes.live,
         }
@@ -317,7 +278,7 @@ class Node:
 
     def _of_service(self) -> set[str]:
         """Attempts that are the service's, running or owed: those of a dispatch with a callback of its own are somebody else's."""
-        found = {one.id for one in self._attempts.values() if one.request.callback_url is None and one.id not in self._unwanted}
+        found = {one.id for one in self.books.attempts.values() if one.request.callback_url is None and one.id not in self._unwanted}
         for attempt_id in self.deliveries.waiting:
             owed = self.deliveries.get(attempt_id)
             if owed is not None and owed.callback_url is None:
@@ -329,13 +290,13 @@ class Node:
     async def _obey(self, orders: Orders) -> None:
         ours = self._of_service()
         for attempt_id in ours.intersection(orders.forget):
-            if attempt_id in self._attempts:
+            if attempt_id in self.books.attempts:
                 self._unwanted.add(attempt_id)
-                self._attempts[attempt_id].cancel("the rollout service does not know it any more")
+                self.books.attempts[attempt_id].cancel("the rollout service does not know it any more")
             await self.deliveries.forget(attempt_id)
         for attempt_id in ours.intersection(orders.cancel):
-            if attempt_id in self._attempts:
-                self._attempts[attempt_id].cancel("session cancelled")
+            if attempt_id in self.books.attempts:
+                self.books.attempts[attempt_id].cancel("session cancelled")
 
     def _tell(self, attempt: Attempt, warning: str | None, result: SessionResult | None = None) -> None:
         request = attempt.request
@@ -355,12 +316,6 @@ class Node:
         if self.link is not None and request.callback_url is None and event["status"] not in FINAL:
             self.link.say(event)
 
-    def _remember(self, result: SessionResult) -> None:
-        attempt_id = f"{result.session_id}.{result.attempt}"
-        self._ended[attempt_id] = Ended(result.session_id, result.task_id, result.attempt, result.status, result.outcome, time.time())
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
-
     async def _reap(self) -> None:
         """Removes what dead owners left. What resists is no reason not to work; it is tried again."""
         try:
@@ -376,7 +331,7 @@ class Node:
             await asyncio.sleep(HOUSEKEEPING_S)
             await self.sandboxes.tidy()
             await self._reap()
-            keep = {attempt.folder for attempt in self._attempts.values()}
+            keep = {attempt.folder for attempt in self.books.attempts.values()}
             days, gigabytes = self.config.artifacts_days, self.config.artifacts_gb
             removed = await asyncio.to_thread(self.artifacts.expire, days=days, gigabytes=gigabytes, keep=keep)
             if removed:

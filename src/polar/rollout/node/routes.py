@@ -127,13 +127,13 @@ class Served:
 
     async def show(self, request: Request) -> Response:
         session_id, number = _asked(request)
-        attempt = self.node.find(session_id, number)
+        attempt = self.node.books.find(session_id, number)
         if attempt is not None:
             return Json({**self.shown(attempt), "result": None})
-        owed = self.node.owed(session_id, number)
+        owed = self.node.books.owed(session_id, number)
         if owed is not None:
             return await asyncio.to_thread(lambda: _with_result(self.node.spool.body(owed)))
-        ended = self.node.ended(session_id, number)
+        ended = self.node.books.ended(session_id, number)
         summary = await asyncio.to_thread(self._summary, session_id, number if ended is None else ended.attempt)
         if summary is None:
             return await self.pass_on(request)
@@ -141,18 +141,18 @@ class Served:
 
     async def remove(self, request: Request) -> Response:
         session_id, number = _asked(request)
-        attempt = self.node.find(session_id, number)
+        attempt = self.node.books.find(session_id, number)
         if attempt is not None:
             turns = attempt.turns
             self.node.cancel(attempt)
             return Json({"session_id": session_id, "attempt": attempt.request.attempt, "deleted": True, "messages_deleted": turns})
-        owed = self.node.owed(session_id, number)
+        owed = self.node.books.owed(session_id, number)
         if owed is not None:
             await self.node.deliveries.forget(owed)
             return Json({"session_id": session_id, "attempt": int(owed.rpartition(".")[2]), "deleted": True, "messages_deleted": 0})
         if number is not None:
             raise NotFound(f"the attempt {number} of session {session_id!r} is not here")
-        if self.node.ended(session_id) is not None:
+        if self.node.books.ended(session_id) is not None:
             return Json({"session_id": session_id, "deleted": False, "messages_deleted": 0})
         return await self.pass_on(request)
 
@@ -221,7 +221,7 @@ class Served:
         descriptor, rest = -1, b""
         try:
             while True:
-                attempt = self.node.find(session_id, number)
+                attempt = self.node.books.find(session_id, number)
                 live = follow and attempt is not None and not attempt.over
                 if descriptor < 0:
                     try:
@@ -249,7 +249,7 @@ class Served:
         return session_id, number
 
     def _latest(self, session_id: str) -> int | None:
-        attempt = self.node.find(session_id)
+        attempt = self.node.books.find(session_id)
         return self.node.artifacts.latest(session_id) if attempt is None else attempt.request.attempt
 
     def _summary(self, session_id: str, number: int | None) -> bytes | None:
