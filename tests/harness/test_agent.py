@@ -14,7 +14,7 @@ from polar.errors import ConfigError, HarnessError
 from polar.harness import Endpoint, registered
 from polar.harness.agent import AgentRun, Collected, HarnessRun
 from polar.harness.spec import AgentSpec
-from polar.runtime import MountSpec
+from polar.runtime import MountSpec, RuntimeSpec
 
 KEY = "key-0123456789"
 AT = Endpoint(f"http://127.0.0.1:9/s/{KEY}", KEY, "openai_chat", "served")
@@ -188,6 +188,28 @@ def test_a_mounted_cli_gets_its_configuration_servers_and_skills(fake_cli: Path,
     assert "a skill" in told
     assert left.transcript is not None
     assert (left.transcript / "projects" / "p" / "session.jsonl").read_text() == "*" * len(KEY) + "\n"
+
+
+class OwnPath(RealCommands):
+    """As `local` without namespaces."""
+
+    @classmethod
+    def check(cls, spec: RuntimeSpec) -> None:
+        if any(mount.source != mount.target for mount in spec.mounts):
+            raise ConfigError("only at its own path")
+
+
+def test_a_backend_that_mounts_at_the_own_path_only_gets_that(fake_cli: Path, tmp_path: Path) -> None:
+    run = claude(tmp_path)
+    asyncio.run(run.install())
+    assert [mount.target for mount in run.mounts(RuntimeSpec(import_path=f"{__name__}:OwnPath"))] == [str(fake_cli.parents[4])]
+    assert [mount.target for mount in run.mounts(RuntimeSpec(backend="local"))] == ["/opt/polar/claude-code"]
+
+
+def test_a_harness_of_ones_own_is_installed_and_placed_like_a_preset(fake_cli: Path, tmp_path: Path) -> None:
+    run = AgentRun(AgentSpec(import_path="polar.harness.claude_code:ClaudeCode"), task_folder=None)
+    ended, _ = asyncio.run(_claude(tmp_path, run))
+    assert (ended.ok, run.harness.name) == (True, "claude-code")
 
 
 def test_a_copied_cli_runs_from_the_sandboxs_home(fake_cli: Path, tmp_path: Path) -> None:

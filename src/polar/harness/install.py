@@ -70,9 +70,9 @@ def cache_dir() -> Path:
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "polar"
 
 
-def installed(name: str, cache: Path | None = None) -> Installation | None:
+def installed(name: str | Harness, cache: Path | None = None) -> Installation | None:
     """The installation of a harness's pinned version, or `None`; installs nothing."""
-    harness = named(name)
+    harness = named(name) if isinstance(name, str) else name
     cache = cache or cache_dir()
     if harness.package is None:
         return Installation(harness.name, harness.version, None, ())
@@ -80,11 +80,11 @@ def installed(name: str, cache: Path | None = None) -> Installation | None:
     return _installation(harness, folder, cache, None) if _program(harness, folder).exists() else None
 
 
-def install(name: str, cache: Path | None = None, *, progress: Progress = lambda line: None) -> Installation:
+def install(name: str | Harness, cache: Path | None = None, *, progress: Progress = lambda line: None) -> Installation:
     """Installs a harness's pinned version if it is not there. Raises `HarnessError` with npm's (or pip's) own words."""
-    harness = named(name)
+    harness = named(name) if isinstance(name, str) else name
     cache = cache or cache_dir()
-    there = installed(name, cache)
+    there = installed(harness, cache)
     if there is not None or harness.package is None:
         return there or Installation(harness.name, harness.version, None, ())
     folder = _folder(harness, cache)
@@ -96,9 +96,8 @@ def install(name: str, cache: Path | None = None, *, progress: Progress = lambda
     return _installation(harness, folder, cache, progress)
 
 
-def portable(installation: Installation, *, progress: Progress = lambda line: None) -> Installation:
+def portable(harness: Harness, installation: Installation, *, progress: Progress = lambda line: None) -> Installation:
     """The same, run by a Node.js or a Python that can be taken into a sandbox. Where there is only the system's, by that."""
-    harness = named(installation.harness)
     if harness.registry == "pypi":
         return _run_by_its_python(installation)
     needed = harness.needs_node

@@ -43,6 +43,15 @@ printf '%s\\n' '{_ATTRIBUTES}' > "$POLAR_GIT/info/attributes"
 if [ -f .git/info/exclude ]; then cat .git/info/exclude >> "$POLAR_GIT/info/exclude"; fi
 """
 
+_ONE_BY_ONE = """
+xargs -0 -n 100 /bin/sh -c '
+  git update-index --add --remove --replace -- "$@" 2>/dev/null && exit 0
+  failed=0
+  for name; do git update-index --add --remove --replace -- "$name" || failed=1; done
+  exit $failed
+' sh
+"""
+
 
 class _Failed(Exception):
     """A step of git failed; the text is for the warning."""
@@ -121,8 +130,7 @@ class WorkFolder:
 
     async def _one_by_one(self, names: list[str]) -> list[str]:
         """For the case that git refuses one of them (unreadable, neither file nor link): all others are still taken."""
-        line = "xargs -0 -n 1 git update-index --add --remove --replace --"
-        done = await self._run(line, env=self._own(), stdin=_joined(names))
+        done = await self._run(_ONE_BY_ONE, env=self._own(), stdin=_joined(names))
         return [f"some files could not be read for the patch: {done.tail(300)}"] if not done.ok else []
 
     async def _names(self, *, modified: bool) -> set[str]:

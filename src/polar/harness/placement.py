@@ -57,7 +57,7 @@ class Placement:
     async def install(self, progress: Progress) -> None:
         """Into the node's cache, where it is not there yet. Raises `HarnessError`."""
         if self.needs_install:
-            self._installation = await asyncio.to_thread(_install, self.harness.name, progress)
+            self._installation = await asyncio.to_thread(_install, self.harness, progress)
 
     def mounts(self, spec: RuntimeSpec | None = None) -> list[MountSpec]:
         """Empty unless the way is `mount`. `spec` is the sandbox's own. Raises `HarnessError` before `install`."""
@@ -153,8 +153,8 @@ class Placement:
         return f"{name} cannot run in this image: {said}"
 
 
-def _install(name: str, progress: Progress) -> Installation:
-    return portable(install(name, progress=progress), progress=progress)
+def _install(harness: Harness, progress: Progress) -> Installation:
+    return portable(harness, install(harness, progress=progress), progress=progress)
 
 
 def _real(path: str) -> Path:
