@@ -136,7 +136,7 @@ class Container:
             code = await self._follow(exec_id, stdin, tail, timeout_s)
         finally:
             if code is None:  # its time ran out, it was cancelled, or the sandbox failed under it
-                await _even_if_cancelled(self._end(view, mark, since))
+                await even_if_cancelled(self._end(view, mark, since))
         return code
 
     def _own(self, user: str | None) -> dict[str, str]:
@@ -263,7 +263,7 @@ async def _ended(pid: int) -> bool:
     return True
 
 
-async def _even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
+async def even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
     """Does the work to its end; a cancellation that comes meanwhile is raised after it."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -66,7 +66,7 @@ async def download(container: Container, source: str, target: Path, *, max_bytes
             body = io.BufferedReader(_Body(response.content, asyncio.get_running_loop()), CHUNK)
             await transfer.in_thread(lambda: transfer.extract(body, staged, max_bytes=max_bytes, strip=1))
     try:
-        await asyncio.to_thread(_move, staged, target)
+        await asyncio.to_thread(move, staged, target)
     finally:
         await asyncio.to_thread(remove_tree, staged)
 
@@ -83,7 +83,8 @@ def _packed(source: Path, staged: Path, name: str, uid: int, gid: int) -> None:
         owned.rename(staged)
 
 
-def _move(staged: Path, target: Path) -> None:
+def move(staged: Path, target: Path) -> None:
+    """Puts what was received where it is wanted. Raises `FileExistsError`: it is a new path."""
     if os.path.lexists(target):
         raise FileExistsError(f"{target} stands already")
     target.parent.mkdir(parents=True, exist_ok=True)
