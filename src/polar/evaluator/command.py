@@ -45,6 +45,9 @@ class CommandConfig(BaseModel):
     """Further names that only the task may set (`polar.evaluator.guards`), such as `conftest.py`."""
     clamp: tuple[float, float] | None = None
     user: str | None = None
+    base_commit: str | None = None
+    """The agent's repository, in `repo_dir` (`None`: the work folder), shows no history after it."""
+    repo_dir: str | None = None
 
     @model_validator(mode="after")
     def _weighted(self) -> CommandConfig:

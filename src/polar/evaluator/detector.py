@@ -36,15 +36,18 @@ class Attempt:
     completion: int | None = None
 
 
-_SHA = r"\b[0-9a-f]{40}\b"
-_GIT = re.compile(
-    r"\bgit\b[^\n;|&]*?\s(?:"
-    r"(?:log|rev-list|show-branch|shortlog)\b[^\n;|&]*\s(?:--all|--branches|--remotes|--tags|--reflog|-g|--walk-reflogs|\S*origin/\S*)"
-    r"|reflog\b|fsck\b|stash\s+(?:list|show|apply|pop)\b|unpack-objects\b|verify-pack\b|lost-found\b"
-    r"|cat-file\b[^\n;|&]*--batch-all-objects|for-each-ref\b|show-ref\b|ls-remote\b|branch\s+(?:-a|-r|--all|--remotes)\b|tag\s*(?:-l|--list|$)"
-    rf"|(?:fetch|pull)\b|(?:show|checkout|diff|cherry-pick|cat-file|restore|log)\b[^\n;|&]*(?:{_SHA}|\borigin/|\bFETCH_HEAD|\bORIG_HEAD|HEAD@)"
-    r")"
+_SHA = re.compile(r"^[0-9a-f]{40}(?:[\^~:.].*)?$")
+_FAR = re.compile(r"(?:^|[.:])(?:refs/)?(?:remotes/)?(?:origin|upstream)/|FETCH_HEAD|ORIG_HEAD|HEAD@|@\{u|^stash@")
+_GIT_ALWAYS = frozenset(
+    {"reflog", "fsck", "lost-found", "for-each-ref", "show-ref", "ls-remote", "fetch", "pull", "unpack-objects", "verify-pack", "remote"}
 )
+"""Subcommands that show, or bring, commits beyond those of the checked-out branch, whatever their arguments."""
+_GIT_LOGS = frozenset({"log", "rev-list", "show-branch", "shortlog", "whatchanged"})
+_GIT_ALL = frozenset({"--all", "--branches", "--remotes", "--tags", "--reflog", "-g", "--walk-reflogs", "--glob"})
+_GIT_READS = frozenset({"show", "checkout", "diff", "cherry-pick", "cat-file", "restore", "switch", "archive", "merge"}) | _GIT_LOGS
+_GIT_VALUED = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
+_COMMANDS = re.compile(r"[;|&\n`]|\$\(")
+_PUNCTUATION = str.maketrans(dict.fromkeys("'\"[](),", " "))
 _GIT_FILES = re.compile(r"\.git/(?:packed-refs|logs|objects|refs|ORIG_HEAD|FETCH_HEAD)")
 _HOST = r"(?:https?|ftp|ssh|git)://(?:[^\s/'\"@]*@)?(?P<host>\[[0-9a-f:]+\]|[A-Za-z0-9.-]+)"
 _URL = re.compile(_HOST)
@@ -119,7 +122,7 @@ def in_command(text: str) -> Iterator[tuple[Kind, str]]:
     """What one command line (or script) tries."""
     for line in text.splitlines():
         line = line[:4000]
-        if _GIT.search(line) or _GIT_FILES.search(line):
+        if _reads_history(line) or _GIT_FILES.search(line):
             yield "git_history", _cut(line)
         yield from _network(line)
         if _VERIFIER.search(line):
@@ -132,12 +135,49 @@ def in_command(text: str) -> Iterator[tuple[Kind, str]]:
     yield from _written(text)
 
 
+def _reads_history(line: str) -> bool:
+    """Whether a git command of the line looks beyond the history of the checked-out branch."""
+    if "git" not in line:
+        return False
+    for command in _COMMANDS.split(line):
+        words = command.translate(_PUNCTUATION).split()
+        at = next((index for index, word in enumerate(words) if word == "git" or word.endswith("/git")), None)
+        if at is None:
+            continue
+        rest = iter(words[at + 1 :])
+        for word in rest:
+            if word in _GIT_VALUED:
+                next(rest, None)
+            elif not word.startswith("-"):
+                if _git_reads_history(word, list(rest)):
+                    return True
+                break
+    return False
+
+
+def _git_reads_history(sub: str, rest: list[str]) -> bool:
+    options = {word.split("=", 1)[0] for word in rest if word.startswith("-")}
+    if sub in _GIT_ALWAYS:
+        return sub != "remote" or bool(rest)
+    if sub == "stash":
+        return bool({"list", "show", "apply", "pop"} & set(rest))
+    if sub == "branch":
+        return bool({"-a", "-r", "--all", "--remotes", "-av", "-avv", "-vva"} & options)
+    if sub == "tag":
+        return not rest or bool({"-l", "--list", "-n"} & options)
+    if sub == "cat-file" and "--batch-all-objects" in options:
+        return True
+    if sub in _GIT_LOGS and options & _GIT_ALL:
+        return True
+    return sub in _GIT_READS and any(_SHA.match(word) or _FAR.search(word) for word in rest)
+
+
 def _network(line: str) -> Iterator[tuple[Kind, str]]:
     if _INSTALLING.search(line):
         yield "network", _cut(line)
     elif _FETCHING.search(line):
         hosts = [match.group("host") for match in _URL.finditer(line)]
-        if any(not _LOCAL.match(host) for host in hosts) or re.search(r"\b(?:ssh|scp|rsync)\s+\S*@", line):
+        if any(not _LOCAL.match(host) for host in hosts) or re.search(r"\b(?:ssh|scp|rsync)\b.*\w@\w", line):
             yield "network", _cut(line)
 
 

@@ -72,6 +72,9 @@ class HarborConfig(BaseModel):
     protect: list[str] = Field(default_factory=list)
     """Further names in the work folder that only the task may set (`polar.evaluator.guards`), such as `conftest.py`."""
     user: str | None = None
+    base_commit: str | None = None
+    """The agent's repository, in `repo_dir` (`None`: the work folder), shows no history after it."""
+    repo_dir: str | None = None
     clamp: bool = True
     missing_reward: float | None = None
     """What a verifier that left no reward file means; `None`: an error of the evaluator."""

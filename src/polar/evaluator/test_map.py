@@ -38,6 +38,8 @@ class PatchedRepo(BaseModel):
 
     repo_dir: str | None = None
     """Where the repository is in the sandbox; `None`: the work folder."""
+    base_commit: str | None = None
+    """The agent's repository shows nothing after it (`polar.evaluator.guards.hide_history`); `None`: its HEAD."""
     patch_command: str | None = None
     """Run in the agent's sandbox, in `repo_dir`, to get its patch; `None`: the difference of the work folder that was recorded."""
     exclude_patterns: list[str] = Field(default_factory=list)
