@@ -115,14 +115,19 @@ class AsyncClient:
     async def results(self, task_id: str, *, after: int = 0) -> AsyncIterator[SessionResult]:
         """A task's results as its sessions end, but for the first `after` of them."""
         seen = after
+        total = (await self.task(task_id, results=False)).total_sessions
 
         def opening() -> tuple[str, dict[str, str], dict[str, str]]:
             return f"{_task(task_id)}/results", {"after": str(seen)}, {}
 
-        async for line in self._lines(opening, endless=False):
+        if seen >= total:
+            return
+        async for line in self._lines(opening):
             if line:
                 seen += 1
                 yield SessionResult.model_validate_json(line)
+            if seen >= total:
+                return
 
     async def cancel(self, task_id: str) -> JsonObject:
         return await self._call("DELETE", _task(task_id))
@@ -206,7 +211,7 @@ class AsyncClient:
         def opening() -> tuple[str, dict[str, str], dict[str, str]]:
             return "/events", filters, {} if last is None else {"last-event-id": str(last)}
 
-        async for line in self._lines(opening, endless=True):
+        async for line in self._lines(opening):
             if line.startswith(": polar"):
                 yield None
             elif line.startswith("data:") and '"seq"' in line:
@@ -214,8 +219,8 @@ class AsyncClient:
                 last = event.seq
                 yield event
 
-    async def _lines(self, opening: Callable[[], tuple[str, dict[str, str], dict[str, str]]], *, endless: bool) -> AsyncIterator[str]:
-        """Lines of a stream that is opened again when it breaks; one that is not endless ends when the service ends it in order."""
+    async def _lines(self, opening: Callable[[], tuple[str, dict[str, str], dict[str, str]]]) -> AsyncIterator[str]:
+        """Lines of a stream that is opened again whenever it breaks or the service ends it; the caller knows when it has all."""
         since, pause_s = time.monotonic(), PAUSES_S[0]
         while True:
             path, params, headers = opening()
@@ -224,8 +229,6 @@ class AsyncClient:
                     async for line in answer.aiter_lines():
                         since, pause_s = time.monotonic(), PAUSES_S[0]
                         yield line
-                if not endless:
-                    return
                 why = "the service ended the stream"
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__

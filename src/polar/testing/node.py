@@ -149,7 +149,8 @@ class StubNode:
 
     async def deliver(self, result: SessionResult) -> int:
         """Brings a result once; returns the service's status."""
-        answer = await self.post("/callbacks/session_result", result.model_dump())
+        complete = result.model_copy(update={"node_id": result.node_id or self.node_id})
+        answer = await self.post("/callbacks/session_result", complete.model_dump())
         self.answers.append((f"{result.session_id}.{result.attempt}", answer.status_code))
         return answer.status_code
 

@@ -17,9 +17,9 @@ TOKEN = "service-token"
 
 
 @asynccontextmanager
-async def listening(app: Callable[..., Any]) -> AsyncIterator[str]:
-    """Serves the app on a free loopback port; gives its URL."""
-    sock = bind("127.0.0.1", 0)
+async def listening(app: Callable[..., Any], port: int = 0) -> AsyncIterator[str]:
+    """Serves the app on a loopback port (0: a free one); gives its URL."""
+    sock = bind("127.0.0.1", port)
     server = server_of(app)
     server.config.timeout_graceful_shutdown = 1
     task = asyncio.create_task(run_server(server, sock))
@@ -45,7 +45,7 @@ async def running_service(folder: Path, **settings: Any) -> AsyncIterator[tuple[
     service = Service(RolloutConfig.model_validate({**defaults, **settings}), TOKEN)
     await service.start()
     try:
-        async with listening(service.app) as url:
+        async with listening(service.app, settings.get("port", 0)) as url:
             try:
                 yield service, url
             finally:
