@@ -74,13 +74,14 @@ async def test_a_missing_source(sandboxes: Sandboxes, tmp_path: Path) -> None:
 
 async def test_links_and_devices_that_would_leave(sandboxes: Sandboxes, tmp_path: Path) -> None:
     runtime = await sandboxes.make()
-    await runtime.exec("mkdir a b c; ln -s /etc/passwd a/x; ln -s ../../.. b/up; ln -s /etc/passwd file; echo x > c/x; chmod 4755 c/x")
+    await runtime.exec("mkdir a b c e; ln -s /etc/passwd a/x; ln -s ../../.. b/up; ln -s /etc/passwd file; echo x > c/x; chmod 4755 c/x")
     for name in ("a", "b", "c", "file"):
         with pytest.raises(UnsafePath):
             await runtime.download(name, tmp_path / name)
-        assert not (tmp_path / name).exists()
-    with pytest.raises(UnsafePath):
-        await runtime.read("file")
+        assert name not in os.listdir(tmp_path)
+    for name in ("file", "e"):
+        with pytest.raises(UnsafePath):
+            await runtime.read(name)
 
 
 async def test_sockets_and_pipes_are_left_out_and_unreadable_files_are_read(sandboxes: Sandboxes, tmp_path: Path) -> None:
@@ -99,8 +100,8 @@ async def test_more_than_allowed_is_refused_and_leaves_nothing(sandboxes: Sandbo
     for name in ("sparse", "small"):
         with pytest.raises(UnsafePath):
             await runtime.download(name, tmp_path / "x", max_bytes=1000)
-    assert list(tmp_path.glob("x*")) == []
-    assert [one.name for one in runtime.place.folder.iterdir() if one.name.startswith("coming")] == []
+    assert "x" not in os.listdir(tmp_path)
+    assert [one for one in os.listdir(runtime.place.folder) if one.startswith("coming")] == []
     assert (await runtime.exec("echo well")).stdout == b"well\n"
 
 

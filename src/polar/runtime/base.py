@@ -24,7 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal, Self, TypeVar
 
-from polar.errors import ConfigError
+from polar.errors import ConfigError, UnsafePath
+from polar.runtime.owner import remove_tree
 from polar.runtime.spec import RuntimeSpec
 
 Stream = Literal["stdout", "stderr"]
@@ -179,13 +180,15 @@ class Runtime(ABC):
             file.unlink(missing_ok=True)
 
     async def read(self, path: str, *, max_bytes: int = 16 << 20) -> bytes:
-        """One file's content. Raises `FileNotFoundError`, `UnsafePath` (a link, or larger than `max_bytes`)."""
+        """One file's content. Raises `FileNotFoundError`, `UnsafePath` (a link, a folder, or larger than `max_bytes`)."""
         target = self.place.folder / f"read-{secrets.token_hex(8)}"
         await self.download(path, target, max_bytes=max_bytes)
         try:
+            if target.is_dir():
+                raise UnsafePath(f"{path} is a folder, not a file")
             return target.read_bytes()
         finally:
-            target.unlink(missing_ok=True)
+            remove_tree(target)
 
     async def snapshot(self) -> str | None:
         """Keeps the sandbox's present file system as an image that `RuntimeSpec.image` can name; `None` where the backend cannot. Its

@@ -80,10 +80,12 @@ async def _after(root: Path, owner: str, left: list[Left], problems: list[str]) 
     removed += [one for one in left if one.kind == "process" and int(one.name) not in stubborn]
     for one in sorted((one for one in left if one.kind != "process"), key=lambda one: one.kind == "folder"):
         try:
-            if one.kind == "folder":
-                await asyncio.to_thread(remove_tree, Path(one.name))
-            else:
+            if one.kind != "folder":
                 await _remove(one)
+            elif not os.path.lexists(one.name):
+                continue  # somebody else removed it, before the lock was ours
+            else:
+                await asyncio.to_thread(remove_tree, Path(one.name))
         except (SandboxError, OSError) as error:
             problems.append(f"{one.kind} {one.name}: {error}")
         else:
