@@ -159,6 +159,20 @@ async def test_grading_in_the_agents_own_sandbox(world: Build) -> None:
     assert evidence.agent.counts.ended >= 1  # type: ignore[attr-defined]
 
 
+async def test_sandboxes_stand_ready(world: Build) -> None:
+    build = world(warm=1)
+    async with build.node() as node:
+        spec = {"backend": "fake", "prepare": [{"type": "exec", "command": "true"}]}
+        for number in range(3):
+            request = dispatch("call", f"ses_{number}", runtime=spec)
+            await node.dispatch(request)
+            result = await ended(node, request)
+            assert result.outcome == "graded"
+            assert (node.artifacts.folder(f"ses_{number}", 0) / "prepare.log").exists()
+        assert node.sandboxes.live == 0
+    assert build.left() == []
+
+
 async def test_a_thousand_waiting_sessions_are_cheap(world: Build) -> None:
     async with world(max_init_workers=1, max_run_workers=1, max_queue=2_000).node() as node:
         await node.dispatch(dispatch("call\nsleep 60", "ses_first"))

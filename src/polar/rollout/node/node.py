@@ -42,6 +42,7 @@ from polar.rollout.node.sandboxes import Sandboxes
 from polar.rollout.node.spool import Accepted, Spool
 from polar.rollout.node.stages import Stages
 from polar.runtime import Owner, registered
+from polar.runtime.pool import Pool
 from polar.runtime.reaper import reap
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class Node:
         self._owner = owner
         self._service_url = service_url
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(gateway.config.host, gateway.config.host)
-        self.sandboxes = Sandboxes(owner, gateway=(host, gateway.config.port), allow=config.allow)
+        pool = Pool(remove=owner.remove, warm=config.warm)
+        self.sandboxes = Sandboxes(owner, gateway=(host, gateway.config.port), allow=config.allow, pool=pool, warm=config.warm)
         self._build_thread = BuildThread()
         self._equipment = Equipment(config, gateway, self.stages, self.sandboxes, self.artifacts, self._build_thread, self._tell)
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import re
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -18,25 +19,31 @@ from polar.chat import JsonObject
 from polar.errors import ConfigError, EvaluatorError, SandboxError
 from polar.rollout.node.stages import Slots
 from polar.runtime import Owner, Place, Runtime, RuntimeSpec, backend_of, create
+from polar.runtime.pool import PREPARE_LOG, Pool
 from polar.runtime.prepare import prepare
 
 log = logging.getLogger("polar.node")
 
 
 class Sandboxes:
-    """Makes them. `gateway` is the model API as this machine reaches it; `allow` names the backends of this node (empty: all)."""
+    """Makes them. `gateway` is the model API as this machine reaches it; `allow` names the backends of this node (empty: all). With a
+    `pool` they come from there where that saves something: those that stand ready (`warm` > 0), or a snapshot of a prepared one."""
 
-    def __init__(self, owner: Owner, *, gateway: tuple[str, int] | None, allow: Collection[str] = ()) -> None:
+    def __init__(
+        self, owner: Owner, *, gateway: tuple[str, int] | None, allow: Collection[str] = (), pool: Pool | None = None, warm: int = 0
+    ) -> None:
         self.owner = owner
         self.gateway = gateway
         self._allow = frozenset(allow)
+        self._pool = pool
+        self._warm = warm
         self._live: dict[str, Runtime] = {}
         self._removing: set[asyncio.Task[str | None]] = set()
         self._stuck: dict[str, Runtime] = {}
 
     @property
     def live(self) -> int:
-        """How many there are, half made ones too."""
+        """How many there are, those that stand ready in the pool not counted."""
         return len(self._live)
 
     def check(self, spec: RuntimeSpec) -> None:
@@ -48,14 +55,23 @@ class Sandboxes:
     async def make(self, spec: RuntimeSpec, name: str, *, task_folder: Path | None, log_file: Path | None = None) -> Runtime:
         """A started and prepared sandbox, to be given to `remove`. Raises `SandboxError` or `ConfigError` and leaves nothing behind."""
         self.check(spec)
-        sandbox_id = id_of(name)
-        folder = self.owner.sandbox(sandbox_id)
+        if self._pool is not None and (self._warm or (spec.prepare and backend_of(spec).snapshot is not Runtime.snapshot)):
+            runtime = await self._pool.take(spec, lambda: self._place(name, task_folder), task_folder=task_folder)
+            self._live[runtime.place.id] = runtime
+            try:
+                if log_file is not None:
+                    await asyncio.to_thread(_copied, runtime.place.folder / PREPARE_LOG, log_file)
+            except BaseException:
+                await self.remove(runtime)
+                raise
+            return runtime
+        place = self._place(name, task_folder)
         try:
-            runtime = create(spec, Place(sandbox_id, self.owner.id, folder, self.gateway, task_folder))
+            runtime = create(spec, place)
         except BaseException:
-            self.owner.remove(sandbox_id)
+            self.owner.remove(place.id)
             raise
-        self._live[sandbox_id] = runtime
+        self._live[place.id] = runtime
         try:
             await runtime.start()
             await prepare(runtime, spec.prepare, task_folder=task_folder, log=log_file)
@@ -63,6 +79,10 @@ class Sandboxes:
             await self.remove(runtime)
             raise
         return runtime
+
+    def _place(self, name: str, task_folder: Path | None) -> Place:
+        sandbox_id = id_of(name)
+        return Place(sandbox_id, self.owner.id, self.owner.sandbox(sandbox_id), self.gateway, task_folder)
 
     async def remove(self, runtime: Runtime) -> str | None:
         """Stops it and removes its folder, even if the caller is cancelled meanwhile. Returns what could not be removed: that is tried
@@ -98,6 +118,16 @@ class Sandboxes:
         await asyncio.gather(*self._removing)
         await self.tidy()
         await asyncio.gather(*(self.remove(runtime) for runtime in list(self._live.values())))
+        if self._pool is not None:
+            try:
+                await self._pool.aclose()
+            except SandboxError as error:
+                log.warning("sandboxes that stood ready could not all be removed", extra={"why": str(error)})
+
+
+def _copied(source: Path, target: Path) -> None:
+    if source.is_file():
+        shutil.copyfile(source, target)
 
 
 def id_of(name: str) -> str:
