@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiodocker
 
@@ -30,6 +30,7 @@ from polar.runtime.container_processes import (
 from polar.runtime.daemon import Daemon, said
 from polar.runtime.tail import BEGIN, Tail
 
+T = TypeVar("T")
 TIMED_OUT = 124
 KILLED = 137
 COMMAND_AT_FAULT, CANNOT_BEGIN = (126, 127), 126
@@ -263,8 +264,8 @@ async def _ended(pid: int) -> bool:
     return True
 
 
-async def even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Does the work to its end; a cancellation that comes meanwhile is raised after it."""
+async def even_if_cancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Does the work to its end and gives what it gives; a cancellation that comes meanwhile is raised after it."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -277,5 +278,7 @@ async def even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
         except BaseException:  # raised below, by result()
             break
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen: the cancellation is what the caller hears
         raise cancelled
-    task.result()
+    return task.result()

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import posixpath
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiodocker
 
@@ -26,13 +28,14 @@ from polar.runtime import container_files
 from polar.runtime.base import OWNER_LABEL, SANDBOX_LABEL, ExecResult, Left, OnOutput, Place, Runtime, register
 from polar.runtime.base_image import cache_folder
 from polar.runtime.container_config import DEFAULT_WORKDIR, HOME, body, options
-from polar.runtime.container_exec import Container
+from polar.runtime.container_exec import Container, even_if_cancelled
 from polar.runtime.daemon import OWN_PODMAN, Daemon, answers, candidates, discover, said
 from polar.runtime.images import ensure
 from polar.runtime.owner import LOCK
 from polar.runtime.relay import Relay
 from polar.runtime.spec import RuntimeSpec
 
+LISTINGS = 10
 REMOVALS = 50
 """How often a removal is tried, five times a second, before it is given up."""
 SNAPSHOTS = "localhost/polar-snapshot"
@@ -135,7 +138,7 @@ class DockerRuntime(Runtime):
         if daemon is None:
             return
         try:
-            await _gone(daemon, self.name)
+            await even_if_cancelled(_gone(daemon, self.name))
         finally:
             await daemon.aclose()
 
@@ -147,7 +150,8 @@ class DockerRuntime(Runtime):
         reference = f"{SNAPSHOTS}:{self.place.id}"
         with said(f"keeping the sandbox {self.place.id} as an image"):
             # the labels come from the container; Podman wants a body, if only an empty one
-            await container.daemon.docker.containers.container(container.id).commit(repository=SNAPSHOTS, tag=self.place.id, config={})
+            kept = container.daemon.docker.containers.container(container.id)
+            await even_if_cancelled(kept.commit(repository=SNAPSHOTS, tag=self.place.id, config={}))
         return reference
 
     @classmethod
@@ -159,16 +163,14 @@ class DockerRuntime(Runtime):
     async def find(cls) -> list[Left]:
         found = []
         async for daemon in _daemons():
-            with said("looking for what is left"):
-                filters = aiodocker.utils.clean_filters({"label": [OWNER_LABEL]})
-                for one in await daemon.docker.containers.list(all=1, filters=filters):
-                    labels, names = one["Labels"], one["Names"]
-                    name = names[0].lstrip("/") if names else one.id
-                    found.append(Left("container", name, labels.get(SANDBOX_LABEL, ""), labels[OWNER_LABEL], str(one["State"])))
-                for image in await daemon.docker.images.list(filters=filters):
-                    labels = image.get("Labels") or {}
-                    for tag in image.get("RepoTags") or [image["Id"]]:
-                        found.append(Left("image", tag, labels.get(SANDBOX_LABEL, ""), labels.get(OWNER_LABEL, "")))
+            for one in await _labelled(daemon, "containers"):
+                labels, names = one["Labels"], one["Names"]
+                name = names[0].lstrip("/") if names else one["Id"]
+                found.append(Left("container", name, labels.get(SANDBOX_LABEL, ""), labels[OWNER_LABEL], str(one["State"])))
+            for one in await _labelled(daemon, "images"):
+                labels = one.get("Labels") or {}
+                for tag in one.get("RepoTags") or [one["Id"]]:
+                    found.append(Left("image", tag, labels.get(SANDBOX_LABEL, ""), labels.get(OWNER_LABEL, "")))
         return found
 
     @classmethod
@@ -194,8 +196,8 @@ class DockerRuntime(Runtime):
             config = (await daemon.docker.images.inspect(image)).get("Config") or {}
             self._workdir = self.spec.workdir or _useful(config.get("WorkingDir")) or DEFAULT_WORKDIR
             wanted = body(self.spec, self.place, image=image, workdir=self._workdir, podman=daemon.podman)
-            container = await daemon.docker.containers.create(wanted, name=self.name)
-            await container.start()
+            # a daemon whose client goes away in the middle may keep half a container, which it then can neither use nor remove
+            container = await even_if_cancelled(_started(daemon, wanted, self.name))
             state = (await container.show())["State"]
         if not state.get("Running"):
             why = state.get("Error") or f"{state.get('Status')}, exit code {state.get('ExitCode')}"
@@ -219,6 +221,12 @@ class DockerRuntime(Runtime):
         return self._daemon
 
 
+async def _started(daemon: Daemon, wanted: dict[str, Any], name: str) -> aiodocker.containers.DockerContainer:
+    container = await daemon.docker.containers.create(wanted, name=name)
+    await container.start()
+    return container
+
+
 def _useful(workdir: str | None) -> str | None:
     return workdir if workdir and workdir != "/" else None
 
@@ -231,6 +239,22 @@ async def _daemons() -> AsyncIterator[Daemon]:
         if address == OWN_PODMAN or await answers(address):
             async with await Daemon.open(address, folder=folder) as daemon:
                 yield daemon
+
+
+async def _labelled(daemon: Daemon, what: str) -> list[dict[str, Any]]:
+    """All containers or images with an owner's label. Asked again where something that others remove meanwhile upsets the list."""
+    filters = json.dumps({"label": [OWNER_LABEL]})
+    with said("looking for what is left"):
+        for _ in range(LISTINGS):
+            try:
+                async with daemon.request("GET", f"{what}/json", params={"all": "1", "filters": filters}) as response:
+                    return list(await response.json())
+            except aiodocker.DockerError as error:
+                if error.status != 500:
+                    raise
+                problem = error
+            await asyncio.sleep(0.2)
+        raise problem
 
 
 async def _gone(daemon: Daemon, name: str) -> None:
