@@ -15,7 +15,6 @@ from polar.cli.commands import app
 from polar.rollout import roots
 from polar.runtime.owner import Owner
 
-
 OTHER = """
 import pathlib, sys, time
 from polar.runtime.owner import Owner

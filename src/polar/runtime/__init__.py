@@ -3,7 +3,7 @@
 import importlib
 
 from polar.errors import ConfigError
-from polar.runtime import bubblewrap, local  # noqa: F401 - they register themselves
+from polar.runtime import apptainer, bubblewrap, docker, local  # noqa: F401 - they register themselves
 from polar.runtime.base import ExecResult, Left, Place, Runtime, named, register, registered
 from polar.runtime.owner import Owner, owner_alive
 from polar.runtime.spec import MountSpec, Network, RuntimeSpec, Step
