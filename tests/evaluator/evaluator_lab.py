@@ -49,7 +49,7 @@ class Lab:
         self.defaults: dict[str, Any] = {
             "backend": "local",
             "network": "none",
-            "env": {"PYTHONPATH": SITE},
+            "env": {"PYTHONPATH": SITE, "LD_LIBRARY_PATH": "/opt/python/lib"},
             "mounts": [{"source": sys.base_prefix, "target": "/opt/python"}, {"source": str(site), "target": SITE}],
         }
 

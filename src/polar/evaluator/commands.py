@@ -94,7 +94,7 @@ async def emptied(runtime: Runtime, path: str, *, budget: Budget) -> str:
     """Makes an empty folder of the evaluator's, whatever was there: at `path` where the sandbox lets it, else below its private home; its
     path. Raises `EvaluatorError`."""
     tries: list[tuple[str, str | None]] = [(own_path(runtime, path), None), (f"{runtime.home}/evaluator/{path.strip('/')}", None)]
-    if runtime.spec.image is not None or runtime.spec.build_context is not None:
+    if not runtime.shares_host_network:  # never as root in a sandbox that is this machine itself
         tries.insert(1, (path, "root"))
     said = ""
     for at, user in tries:
