@@ -155,7 +155,7 @@ class ApptainerRuntime(Runtime):
     ) -> ExecResult:
         if user not in (None, self.spec.user):
             raise SandboxError(f"runtime apptainer: a command cannot run as {user!r}: an instance has one user")
-        view = HostView(self._running)
+        view = HostView(self._running, self.place.id)
         began, since, mark, word = time.monotonic(), await view.now(), secrets.token_hex(8), secrets.token_hex(8)
         tail = Tail(keep_bytes, on_output, word)
         argv = ["exec", "--cleanenv", "--no-eval", "--pwd", posixpath.join(self._workdir, cwd or ""), f"instance://{self.name}"]
@@ -179,7 +179,7 @@ class ApptainerRuntime(Runtime):
         return result
 
     async def end_processes(self) -> None:
-        left = await end_all(HostView(self._running))
+        left = await end_all(HostView(self._running, self.place.id))
         if left:
             raise SandboxError(f"the sandbox {self.place.id} has processes that cannot be ended: {left[:10]}")
 

@@ -172,7 +172,7 @@ class Container:
 
     def view(self) -> View:
         """Its processes, seen from this machine where they are its own, else by commands inside."""
-        return HostView(self.first) if self.here else InsideView(self._inside)
+        return HostView(self.first, self.place.id) if self.here else InsideView(self._inside)
 
     async def state(self) -> dict[str, Any]:
         """The daemon's `State` of it. Raises `SandboxError` where it is gone."""

@@ -106,10 +106,12 @@ def _age(process: Process) -> tuple[int, int]:
 
 
 class HostView:
-    """Through this machine's /proc: needs to be root, or the user whose rootless daemon it is."""
+    """Through this machine's /proc: needs to be root, or the user whose rootless daemon it is. Only processes in the pid namespace of
+    `first` count; if that is our own, only those that also carry the sandbox's mark."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, sandbox: str) -> None:
         self.first = first
+        self._sandbox = sandbox
 
     async def now(self) -> int:
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_S)
@@ -118,10 +120,9 @@ class HostView:
         return await asyncio.to_thread(self._processes)
 
     def _processes(self) -> list[Process]:
-        space = _space(self.first)
         found = []
-        for entry in os.listdir("/proc") if space else ():
-            if entry.isdigit() and _space(int(entry)) == space:
+        for entry in os.listdir("/proc") if _space(self.first) else ():
+            if entry.isdigit() and self._inside(int(entry)):
                 with contextlib.suppress(OSError):  # it ended
                     stat, environ, arguments = (Path(f"/proc/{entry}/{name}").read_bytes() for name in ("stat", "environ", "cmdline"))
                     one = parsed(int(entry), stat, environ, arguments)
@@ -129,14 +130,19 @@ class HostView:
                         found.append(one)
         return found
 
-    async def kill(self, pids: Sequence[int]) -> None:
+    def _inside(self, pid: int) -> bool:
         space = _space(self.first)
+        if space is None or _space(pid) != space:
+            return False
+        return space != _space(os.getpid()) or belongs(pid, self._sandbox)
+
+    async def kill(self, pids: Sequence[int]) -> None:
         for pid in pids:
             with contextlib.suppress(OSError):
                 handle = os.pidfd_open(pid)
                 try:
                     # between the listing and here the number may have come to belong to a process outside
-                    if space and _space(pid) == space:
+                    if self._inside(pid):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                 finally:
                     os.close(handle)

@@ -37,6 +37,7 @@ class _Shelf:
     factory: Callable[[], Place]
     ready: deque[Runtime] = field(default_factory=deque)
     making: int = 0
+    """How many are being made, or taken."""
     used_at: float = 0.0
     snapshot: str | None = None
     snapshots: bool = True
@@ -91,6 +92,7 @@ class Pool:
             return await self._fresh(spec, place_factory)
         shelf = self._shelves.setdefault(key, _Shelf(spec, place_factory))
         shelf.factory, shelf.used_at = place_factory, self._clock()
+        shelf.making += 1
         try:
             while shelf.ready:
                 runtime = shelf.ready.popleft()
@@ -99,6 +101,7 @@ class Pool:
                 await self._drop(runtime)
             return await self._make(shelf, place_factory)
         finally:
+            shelf.making -= 1
             self._later(self._tidy())
 
     async def aclose(self) -> None:
@@ -192,13 +195,16 @@ class Pool:
         kept = sorted((shelf for shelf in self._shelves.values() if shelf.snapshot), key=lambda shelf: shelf.used_at)
         for shelf in kept[: max(0, len(kept) - self._max_snapshots)]:
             self._forget_snapshot(shelf)
-        for cls, image in list(self._unused):
+        for key, shelf in list(self._shelves.items()):
+            if now - shelf.used_at > self._idle_s and not (shelf.ready or shelf.making or shelf.snapshot):
+                del self._shelves[key]
+        unused, self._unused = self._unused, []
+        for cls, image in unused:
             try:
                 await cls.discard(image)
             except SandboxError as error:  # a sandbox still runs from it
                 _log.debug("%s", error)
-            else:
-                self._unused.remove((cls, image))
+                self._unused.append((cls, image))
 
     def _missing(self, shelf: _Shelf) -> int:
         all_of_them = sum(len(one.ready) + one.making for one in self._shelves.values())
