@@ -100,7 +100,7 @@ def test_an_import_path_names_a_runtime(tmp_path: Path) -> None:
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there are: .*local"):
+    with pytest.raises(ConfigError, match=r"there are: .*local"):
         create(RuntimeSpec(backend="nope"), Place("s", "o", tmp_path))
 
 

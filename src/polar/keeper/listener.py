@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 
 from polar.keeper import kernel
 
 
-def main(pid: int, port: int, channel: int) -> None:
-    """Binds 127.0.0.1:`port` where the process `pid` is, and sends the socket over the Unix socket `channel`."""
+def main(channel: socket.socket, pid: int, port: int) -> None:
+    """Binds 127.0.0.1:`port` where the process `pid` is, and sends the socket over `channel`; or the reason why not."""
     try:
         network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         if not kernel.may_administer():
@@ -20,7 +19,6 @@ def main(pid: int, port: int, channel: int) -> None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("127.0.0.1", port))
             one.listen(4096)
-            with socket.socket(fileno=channel) as out:
-                socket.send_fds(out, [b"socket"], [one.fileno()])
+            socket.send_fds(channel, [b"socket"], [one.fileno()])
     except OSError as error:
-        sys.exit(str(error))
+        channel.send(str(error).encode())

@@ -18,7 +18,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 
 from polar.keeper import commands, kernel, views
@@ -61,7 +60,7 @@ class Keeper:
             self._reap()
 
     def _request(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, MESSAGE, 8)
+        data, fds, _, _ = socket.recv_fds(self._control, MESSAGE, 8, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
         message = json.loads(data)
@@ -163,11 +162,9 @@ class Keeper:
                 os.waitpid(-1, 0)
 
 
-def main() -> None:
-    """`argv[1]` is the number of the control socket's descriptor."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    control.set_inheritable(False)
-    data, fds, _, _ = socket.recv_fds(control, MESSAGE, 1)
+def main(control: socket.socket) -> None:
+    """Makes the sandbox that the first message describes, and keeps it until the socket ends."""
+    data, fds, _, _ = socket.recv_fds(control, MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return
     config = json.loads(commands.read_all(fds[0]))

@@ -7,6 +7,7 @@ can neither see nor signal it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -226,6 +227,9 @@ def bubblewrap(config: Mapping[str, object]) -> tuple[View, subprocess.Popen[byt
             kernel.mount("overlay", merged, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, where if privileged else f"{where},userxattr")
             os.close(handles[0])
             handles[0] = os.open(merged, os.O_PATH | os.O_CLOEXEC)
+            if privileged:
+                for bind, handle in zip(binds[1:], handles[1:], strict=True):
+                    _place_for(merged, bind.target, stat.S_ISDIR(os.fstat(handle).st_mode))
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
         arguments: list[str] = []
         for number, (bind, handle) in enumerate(zip(binds, handles, strict=True)):
@@ -240,6 +244,28 @@ def bubblewrap(config: Mapping[str, object]) -> tuple[View, subprocess.Popen[byt
     except OSError as error:
         raise Failed(f"the mounts for bubblewrap could not be made: {error}") from error
     return _join(config, arguments)
+
+
+def _place_for(top: str, target: str, folder: bool) -> None:
+    """Makes what `target` will be mounted on, in folders of the image that the sandbox's user may not write to. Follows no link; where one
+    is in the way, bwrap has to manage."""
+    parts = [part for part in target.split("/") if part]
+    here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for number, part in enumerate(parts):
+            if folder or number < len(parts) - 1:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=here)
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                os.close(here)
+                here = inner
+            else:
+                os.close(os.open(part, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=here))
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+    finally:
+        os.close(here)
 
 
 def _join(config: Mapping[str, object], binds: list[str]) -> tuple[View, subprocess.Popen[bytes]]:

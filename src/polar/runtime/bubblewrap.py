@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from polar.errors import ConfigError, SandboxError
+from polar.keeper import kernel
 from polar.runtime import machine
 from polar.runtime.base import Place, register
 from polar.runtime.kept import Kept
-from polar.runtime.line import PATH
+from polar.runtime.nursery import PATH
 from polar.runtime.relay import Relay
 from polar.runtime.spec import RuntimeSpec
 
@@ -212,25 +213,29 @@ class BubblewrapRuntime(Kept):
     def _connect(self, pid: int) -> subprocess.Popen[bytes]:
         """The internet, without the machine's loopback."""
         reading, writing = os.pipe()
-        command = ["slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback", f"--ready-fd={writing}"]
-        if self._uid is None:  # as root no user namespace is needed; else it is the one that the keeper joined
-            command.append(f"--userns-path=/proc/{self.line.keeper_pid}/ns/user")
+        network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        owning = kernel.user_namespace_of(network)  # not the one of the sandbox's programs: bwrap nests theirs in it
         with (self.place.folder / "internet.log").open("ab") as log:
             child = subprocess.Popen(
-                [*command, str(pid), "tap0"],
+                [
+                    *("slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback", f"--ready-fd={writing}"),
+                    *("--netns-type=path", f"--userns-path=/proc/self/fd/{owning}", f"/proc/self/fd/{network}", "tap0"),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[writing],
+                pass_fds=[writing, owning, network],
                 env={"PATH": PATH, **self.marks()},
                 start_new_session=True,
             )
-        os.close(writing)
+        for fd in (writing, owning, network):
+            os.close(fd)
         with os.fdopen(reading, "rb") as ready:
             if ready.read(1) != b"1":
                 child.kill()
                 child.wait()
-                raise SandboxError("slirp4netns could not connect the sandbox; see internet.log in its folder")
+                said = (self.place.folder / "internet.log").read_text(errors="replace").strip()
+                raise SandboxError(f"slirp4netns could not connect the sandbox: {said[-300:]}")
         return child
 
 

@@ -21,7 +21,8 @@ from polar.errors import SandboxError, UnsafePath
 from polar.keeper.commands import NOT_FOUND, REFUSED
 from polar.runtime import processes, shell, transfer
 from polar.runtime.base import OWNER_VARIABLE, SANDBOX_VARIABLE, ExecResult, OnOutput, Place, Runtime
-from polar.runtime.line import PATH, Line, memory
+from polar.runtime.line import Line, memory
+from polar.runtime.nursery import PATH
 from polar.runtime.output import Output, drained
 from polar.runtime.owner import remove_tree
 from polar.runtime.spec import RuntimeSpec
@@ -73,7 +74,7 @@ class Kept(Runtime):
         except OSError as error:
             raise SandboxError(f"the folders of the sandbox {self.place.id} could not be made: {error}") from error
         config["marks"] = self.marks()
-        self._line, self.pid = await Line.open(self.place.id, config, self.marks(), self.place.folder / "keeper.log")
+        self._line, self.pid = await Line.open(self.place.id, config, self.place.folder / "keeper.log")
         if self.spec.storage_mb is not None:
             self._storage = asyncio.create_task(self._watch_storage(self.spec.storage_mb << 20))
 

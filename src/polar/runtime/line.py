@@ -10,51 +10,44 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import polar
 from polar.errors import SandboxError
+from polar.runtime.nursery import nursery
 
-SOURCE = str(Path(polar.__file__).parent.parent)
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_S, _KILL_S, _STOP_S = 60.0, 15.0, 20.0
-
-
-def python(code: str) -> list[str]:
-    """A bare interpreter (nothing of the environment, no site packages) that runs `code`, with `polar.keeper` to import from."""
-    return [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({SOURCE!r}); {code}"]
 
 
 class Line:
     """From `open` to `close`. Every method raises `SandboxError` where the keeper is gone."""
 
-    def __init__(self, name: str, ours: socket.socket, keeper: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, ours: socket.socket, pid: int, process: int) -> None:
         self._name = name
         self._socket: socket.socket | None = ours
-        self._keeper = keeper
+        self.keeper_pid = pid
+        self._process: int | None = process
         self._hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._ends: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._kills: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._count = 0
 
     @classmethod
-    async def open(cls, name: str, config: Mapping[str, Any], marks: Mapping[str, str], log: Path) -> tuple[Line, int | None]:
+    async def open(cls, name: str, config: Mapping[str, Any], log: Path) -> tuple[Line, int | None]:
         """Starts the keeper of the sandbox `name`. Gives a pid in the sandbox's namespaces too (`None`: it has none of its own)."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            keeper = await asyncio.to_thread(_start, theirs, marks, log)
+            pid, process = await asyncio.to_thread(nursery().keeper, theirs, log)
         except OSError as error:
             ours.close()
             raise SandboxError(f"the keeper of the sandbox {name} could not be started: {error}") from error
         finally:
             theirs.close()
-        line = cls(name, ours, keeper)
+        line = cls(name, ours, pid, process)
         asyncio.get_running_loop().add_reader(ours.fileno(), line._heard)
         try:
             await line._send({}, dict(config), [])
@@ -69,10 +62,6 @@ class Line:
             await line.close()
             raise
         return line, hello["pid"]
-
-    @property
-    def keeper_pid(self) -> int:
-        return self._keeper.pid
 
     async def run(
         self,
@@ -110,9 +99,15 @@ class Line:
     async def close(self) -> None:
         """Ends everything inside, and the keeper. Raises nothing."""
         self._hang_up(f"the sandbox {self._name} was stopped")
-        if not await _ended(self._keeper.pid, _STOP_S):
-            self._keeper.kill()
-        await asyncio.to_thread(self._keeper.wait)
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        try:
+            if not await _ended(process, _STOP_S):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                await _ended(process, _STOP_S)
+        finally:
+            os.close(process)
 
     def _number(self) -> int:
         self._count += 1
@@ -179,20 +174,6 @@ class Line:
                 waiting.exception()  # one that nobody waits for any more is no fault
 
 
-def _start(theirs: socket.socket, marks: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            [*python("from polar.keeper.main import main; main()"), str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-            pass_fds=[theirs.fileno()],
-            cwd="/",
-            env={"PATH": PATH, **marks},
-            start_new_session=True,
-        )
-
-
 def memory(data: bytes) -> int:
     """A memory file with that content, read from its beginning; the caller closes it."""
     fd = os.memfd_create("polar", os.MFD_CLOEXEC)
@@ -202,12 +183,11 @@ def memory(data: bytes) -> int:
     return fd
 
 
-async def _ended(pid: int, within_s: float) -> bool:
-    """Whether a child of ours ends in time; it is not reaped here."""
-    fd = os.pidfd_open(pid)
+async def _ended(process: int, within_s: float) -> bool:
+    """Whether the process of that descriptor ends in time."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_reader(fd, ended.set)
+    loop.add_reader(process, ended.set)
     try:
         async with asyncio.timeout(within_s):
             await ended.wait()
@@ -215,5 +195,4 @@ async def _ended(pid: int, within_s: float) -> bool:
     except TimeoutError:
         return False
     finally:
-        loop.remove_reader(fd)
-        os.close(fd)
+        loop.remove_reader(process)

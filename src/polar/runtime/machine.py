@@ -13,7 +13,7 @@ from pathlib import Path
 
 from polar.errors import ConfigError
 from polar.keeper import kernel
-from polar.runtime.line import python
+from polar.runtime.nursery import python
 from polar.runtime.spec import RuntimeSpec
 
 _FIRST_UID, _LAST_UID = 0x70000000, 0x7FFFFFF0

@@ -82,7 +82,7 @@ async def _after(root: Path, owner: str, left: list[Left], problems: list[str]) 
         try:
             if one.kind != "folder":
                 await _remove(one)
-            elif not os.path.lexists(one.name):
+            elif not await asyncio.to_thread(os.path.lexists, one.name):
                 continue  # somebody else removed it, before the lock was ours
             else:
                 await asyncio.to_thread(remove_tree, Path(one.name))

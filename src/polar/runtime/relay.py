@@ -6,15 +6,12 @@ moved by this process. Nothing is installed inside, and nothing inside can name 
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
-import os
 import socket
-import subprocess
 
 from polar.errors import SandboxError
-from polar.runtime.line import python
+from polar.runtime.nursery import nursery
 
 PORT = 8100
 _CHUNK = 1 << 16
@@ -85,24 +82,9 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _listener(pid: int, port: int) -> socket.socket:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with theirs:
-            done = subprocess.run(
-                python(f"from polar.keeper.listener import main; main({pid}, {port}, {theirs.fileno()})"),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=30,
-                check=False,
-            )
-        fds = array.array("i")
-        _, ancillary, _, _ = ours.recvmsg(16, socket.CMSG_LEN(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(data[: fds.itemsize])
-    if not fds:
-        why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise SandboxError(f"no listener could be opened in the network of process {pid}: {why}")
-    os.set_blocking(fds[0], False)
-    return socket.socket(fileno=fds[0])
+    try:
+        listener = nursery().listener(pid, port)
+    except OSError as error:
+        raise SandboxError(f"no listener could be opened in the network of process {pid}: {error}") from error
+    listener.setblocking(False)
+    return listener
