@@ -1,6 +1,7 @@
 """A whole node around fakes of the real edges: a scripted engine and scripted sandboxes; gateway, store, sockets and disk are real.
 
-The agent program obeys its instruction, line by line: `call`, `call N`, `print TEXT`, `sleep S`, `exit CODE`, `steal` (prints its key).
+The agent program obeys its instruction, line by line: `call`, `call N` (it ends with 3 where one is refused), `swallow` (a call whose
+refusal it does not mind), `break` (a call that the engine refuses), `print TEXT`, `sleep S`, `exit CODE`, `steal` (prints its key).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from polar.errors import EvaluatorError
+from polar.errors import EngineUnavailable, EvaluatorError
 from polar.evaluator import Evaluator, Evidence, Verdict, register
 from polar.gateway.config import EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway
@@ -27,13 +28,14 @@ from polar.rollout.config import NodeConfig, Retry
 from polar.rollout.models import SessionDispatchRequest, SessionResult
 from polar.rollout.node import Node, serving_node
 from polar.testing import ScriptedEngine
-from polar.testing.engine import Call, Script
+from polar.testing.engine import Call, Reply, Script
 from polar.testing.gateway import CachedServed
 from polar.testing.runtime import Answer, Command, FakeRuntime
 from polar.testing.serve import serve_app
 
 AGENT = "fake-agent"
-SAY = [{"role": "user", "content": "Work."}]
+WORK = "Work."
+BREAK = " Break."
 
 
 async def agent(command: Command) -> Answer | int:
@@ -47,9 +49,9 @@ async def agent(command: Command) -> Answer | int:
     async with aiohttp.ClientSession() as http:
         for line in (command.stdin or b"").decode().splitlines():
             verb, _, rest = line.partition(" ")
-            if verb == "call":
+            if verb in ("call", "break"):
                 for _ in range(int(rest or 1)):
-                    status = await call(http, command.env)
+                    status = await call(http, command.env, BREAK if verb == "break" else "")
                     if status != 200:
                         said.append(f"status {status}")
                         exit_code = 3
@@ -69,8 +71,8 @@ async def agent(command: Command) -> Answer | int:
     return Answer(exit_code, "\n".join(said).encode())
 
 
-async def call(http: aiohttp.ClientSession, env: Any) -> int:
-    body = {"model": "any", "messages": SAY, "max_tokens": 20}
+async def call(http: aiohttp.ClientSession, env: Any, more: str = "") -> int:
+    body = {"model": "any", "messages": [{"role": "user", "content": WORK + more}], "max_tokens": 20}
     headers = {"authorization": f"Bearer {env['OPENAI_API_KEY']}"}
     async with http.post(f"{env['OPENAI_BASE_URL']}/chat/completions", json=body, headers=headers) as answer:
         await answer.read()
@@ -181,8 +183,10 @@ class World:
 
     def play(self, call: Call) -> Any:
         """The script, which counts agents' calls only."""
-        if SAY[0]["content"] not in call.text:
+        if WORK not in call.text:
             return "Checked."
+        if BREAK in call.text:
+            return Reply(error=EngineUnavailable("it went away"))
         self.calls += 1
         assert callable(self.script)
         return self.script(replace(call, number=self.calls - 1))

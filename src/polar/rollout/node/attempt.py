@@ -84,6 +84,8 @@ class Attempt:
         """Whether the agent program has ended: nothing more comes to its log."""
         self._equipment = equipment
         self._held = Held()
+        self._opening: asyncio.Task[Capture] | None = None
+        """A cancelled attempt's session may be in the store before anyone has it in hand: it is closed all the same."""
         self._inner: asyncio.Task[None] | None = None
         self._part: Part = "init"
         self._cancelled: str | None = None
@@ -181,7 +183,8 @@ class Attempt:
         self._evaluator = None if request.evaluator is None else from_spec(request.evaluator)
         with timed(self.timing, "install_ms"):
             await agent.install(lambda line: log.info(line, extra={"attempt": self.id}))
-        self.capture = await Capture.open(equipment.gateway, request, agent.harness.name)
+        self._opening = asyncio.create_task(Capture.open(equipment.gateway, request, agent.harness.name))
+        self.capture = await asyncio.shield(self._opening)
         mounted = spec.model_copy(update={"mounts": [*spec.mounts, *agent.mounts()]})
         self._runtime = await equipment.sandboxes.make(mounted, self.id, task_folder=task_folder, log_file=self.folder / "prepare.log")
         if request.evaluator is not None:
@@ -303,9 +306,10 @@ class Attempt:
 
     async def _closed(self) -> Fault | None:
         """The capture session closed, whatever happened. A store that cannot even do that is a fault of its own."""
-        if self.capture is None:
+        if self._opening is None:
             return None
         try:
+            self.capture = await self._opening
             await self.capture.close()
         except PolarError as error:
             return Fault(self._part, error)
