@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness_sandboxes import sandbox
+from mcp_marks import http_app
 
 from polar.gateway.config import EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway
@@ -22,7 +23,7 @@ from polar.harness.spec import AgentSpec, McpServer
 from polar.records import Completion
 from polar.runtime import Place, Runtime, RuntimeSpec, backend_of, create
 from polar.runtime.owner import Owner
-from polar.testing import Call, serve_scripted
+from polar.testing import Call, serve_app, serve_scripted
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -77,17 +78,15 @@ async def gateway(folder: Path, tokenizer: Path) -> AsyncIterator[Gateway]:
             yield made
 
 
-async def played(name: str, folder: Path, tokenizer: Path, *, mcp: bool = True, skills: bool = True, install: str = "mount") -> Played:
+async def played(name: str, folder: Path, tokenizer: Path, *, server: McpServer | None, skills: bool = True) -> Played:
     (folder / "task" / "skills" / "tide-tables").mkdir(parents=True)
     (folder / "task" / "skills" / "tide-tables" / "SKILL.md").write_text(SKILL)
     log = folder / "marks.jsonl"
-    server = McpServer(name="marks", command=sys.executable, args=[str(SERVER), str(log)], env={"MARKS": "given"})
     spec = AgentSpec.model_validate(
         {
             "harness": name,
-            "mcp_servers": [server] if mcp else [],
+            "mcp_servers": [server] if server is not None else [],
             "skills_path": "skills" if skills else None,
-            "install": install,
             "settings": {"retries": 1},
         }
     )
@@ -110,10 +109,11 @@ async def played(name: str, folder: Path, tokenizer: Path, *, mcp: bool = True, 
 async def test_a_real_cli_uses_an_mcp_server_sees_a_skill_and_brings_its_work_back(
     name: str, tmp_path: Path, qwen3_tokenizer_dir: Path
 ) -> None:
-    found = await played(name, tmp_path, qwen3_tokenizer_dir)
+    server = McpServer(name="marks", command=sys.executable, args=[str(SERVER), str(tmp_path / "marks.jsonl")], env={"MARKS": "given"})
+    found = await played(name, tmp_path, qwen3_tokenizer_dir, server=server)
     assert found.run.problem is None, found.run.stderr.read_text()[-2000:]
     assert any(tool.endswith("put_mark") for tool in found.tools), found.tools
-    assert found.marks == [{"arguments": {"text": "sky"}, "env": "given"}]
+    assert found.marks == [{"arguments": {"text": "sky"}, "given": "given"}]
     assert any("tide-tables" in str(one.messages) + str(one.tools) for one in found.completions)
     assert found.run.answer == DONE
     assert b"+++ b/mark.txt" in (found.left.patch or b"")
@@ -121,6 +121,15 @@ async def test_a_real_cli_uses_an_mcp_server_sees_a_skill_and_brings_its_work_ba
     assert found.left.transcript is not None
     assert any(path.is_file() for path in found.left.transcript.rglob("*"))
     assert found.version
+
+
+@pytest.mark.parametrize("name", WITH_MCP)
+async def test_a_real_cli_uses_an_mcp_server_over_http(name: str, tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    with serve_app(http_app(str(tmp_path / "marks.jsonl"))) as running:
+        server = McpServer(name="marks", transport="streamable-http", url=f"{running.url}/mcp", headers={"x-marks": "given"})
+        found = await played(name, tmp_path, qwen3_tokenizer_dir, server=server, skills=False)
+    assert found.run.problem is None, found.run.stderr.read_text()[-2000:]
+    assert found.marks == [{"arguments": {"text": "sky"}, "given": "given"}]
 
 
 @asynccontextmanager
@@ -162,7 +171,7 @@ async def test_a_cli_of_this_machine_works_in_every_sandbox(
 
 
 async def test_mini_swe_agent_brings_its_work_back(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
-    found = await played("mini-swe-agent", tmp_path, qwen3_tokenizer_dir, mcp=False, skills=False)
+    found = await played("mini-swe-agent", tmp_path, qwen3_tokenizer_dir, server=None, skills=False)
     assert found.run.problem is None, found.run.stderr.read_text()[-2000:]
     assert b"+++ b/mark.txt" in (found.left.patch or b"")
     assert found.left.transcript is not None
