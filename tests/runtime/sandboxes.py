@@ -17,6 +17,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "local": {"backend": "local"},
     "plain": {"backend": "local"},
     "bubblewrap": {"backend": "bubblewrap"},
+    "docker": {"backend": "docker"},
 }
 """What a test's spec begins with, by the name that tests are told. `plain` is `local` on a machine that allows no namespaces."""
 
@@ -29,10 +30,16 @@ class Sandboxes:
         self.owner = owner
         self.made: list[Runtime] = []
 
-    async def make(self, gateway: tuple[str, int] | None = None, task_folder: Path | None = None, **spec: Any) -> Runtime:
+    async def make(
+        self,
+        gateway: tuple[str, int] | None = None,
+        task_folder: Path | None = None,
+        hidden: tuple[Path, ...] = (),
+        **spec: Any,
+    ) -> Runtime:
         wanted = RuntimeSpec(**{**SPECS[self.name], **spec})
         sandbox_id = f"test-{secrets.token_hex(4)}"
-        place = Place(sandbox_id, self.owner.id, self.owner.sandbox(sandbox_id), gateway, task_folder)
+        place = Place(sandbox_id, self.owner.id, self.owner.sandbox(sandbox_id), gateway, task_folder, hidden)
         runtime = create(wanted, place)
         self.made.append(runtime)
         await runtime.start()

@@ -51,6 +51,8 @@ class Place:
     """Host and port of the model API as this machine reaches it; `None`: there is none to reach."""
     task_folder: Path | None = None
     """What relative sources of `prepare` steps are relative to."""
+    hidden: tuple[Path, ...] = ()
+    """Folders of this machine (the node's state, say) that are empty for programs inside, where a backend shows the machine's files."""
 
 
 @dataclass(frozen=True, slots=True)

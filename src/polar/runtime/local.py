@@ -7,7 +7,8 @@ and as root each sandbox runs as a user of its own. Elsewhere (`plain`) it is a 
 |-----------------------------------------|--------------------|-----------------------|--------------------------|
 | processes end with a timeout and `stop` | yes, by the kernel | yes, by the kernel    | yes, unless they kill us |
 | other processes are invisible           | yes                | yes                   | no                       |
-| other sandboxes' folders, the store     | unreachable        | hidden                | readable (same user)     |
+| other sandboxes' folders                | unreachable        | hidden                | readable (same user)     |
+| the store, the node's secrets           | unreachable        | hidden (Place.hidden) | readable (same user)     |
 | files that only root may read           | unreadable         | as for the user       | as for the user          |
 | files that everybody may read           | readable           | readable              | readable                 |
 | the user's own files                    | (another user)     | readable              | readable and writable    |
@@ -146,10 +147,15 @@ class LocalRuntime(Kept):
             "temporary": str(folder / "tmp"),
             "shadows": str(folder / "shadows"),
             "binds": binds,
-            "hide": [str(folder.parent.parent)],
+            "hide": [str(one) for one in self._hidden()],
             "private_network": self.spec.effective_network == "none",
             **limits,
         }
+
+    def _hidden(self) -> list[Path]:
+        """The folders of all owners and sandboxes of this root, and what else the place names."""
+        folder = self.place.folder
+        return [folder.parent.parent if folder.parent.name == self.place.owner else folder, *self.place.hidden]
 
     def _in_default(self) -> bool:
         return self.workdir == WORKDIR or self.workdir.startswith(f"{WORKDIR}/")
