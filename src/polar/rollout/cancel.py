@@ -51,7 +51,7 @@ def unwanted(tx: Transaction) -> list[Unwanted]:
     query = (
         select(attempts.c.session, attempts.c.number, nodes.c.url, nodes.c.token)
         .join(nodes, nodes.c.id == attempts.c.node)
-        .where(attempts.c.state == "cancelling", nodes.c.state == "up")
+        .where(attempts.c.state == "cancelling", nodes.c.state != "lost")
     )
     return [Unwanted(*row) for row in tx.connection.execute(query).all()]
 

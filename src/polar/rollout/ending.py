@@ -65,7 +65,8 @@ def finish(tx: Transaction, task: Row[Any], ended: Sequence[tuple[Row[Any], Endi
     """Ends sessions of one task that are not done. The task ends with the last of them; an early stop may end the others."""
     if not ended:
         return
-    number = int(tx.connection.execute(select(tasks.c.done).where(tasks.c.id == task.id)).scalar_one())
+    before = tx.connection.execute(select(tasks).where(tasks.c.id == task.id)).one()
+    number = before.done
     good = sum(ending.outcome in ("graded", "policy") for _, ending in ended)
     usable = sum(ending.outcome in ("graded", "policy") and ending.reward is not None for _, ending in ended)
     rows, bodies = [], []
@@ -125,7 +126,7 @@ def finish(tx: Transaction, task: Row[Any], ended: Sequence[tuple[Row[Any], Endi
         tx.wake.add("deliver")
     tx.wake.add("save")
     _release(tx, [row["b_id"] for row in rows])
-    _count(tx, task, len(rows), good, usable)
+    _count(tx, before, len(rows), good, usable)
 
 
 def owed(tx: Transaction, task: Row[Any], delivery_id: str, session: str | None = None) -> dict[str, Any]:
@@ -217,17 +218,19 @@ def _release(tx: Transaction, ids: list[str]) -> None:
 
 
 def _count(tx: Transaction, task: Row[Any], done: int, good: int, usable: int) -> None:
-    counted = update(tasks).where(tasks.c.id == task.id)
-    tx.connection.execute(counted.values(done=tasks.c.done + done, good=tasks.c.good + good, usable=tasks.c.usable + usable))
-    row = tx.connection.execute(select(tasks).where(tasks.c.id == task.id)).one()
-    if row.done >= row.total:
-        state = "completed" if row.good else "failed"
-        tx.connection.execute(update(tasks).where(tasks.c.id == task.id).values(state=state, finished=tx.now, stop_at=None))
-        tx.emit("task.finished", task.name, status=state, total=row.total, good=row.good, usable=row.usable)
+    """`task` as it was before; all changes go through one thread, so its counts are still those of the database."""
+    values: dict[str, Any] = {"done": task.done + done, "good": task.good + good, "usable": task.usable + usable}
+    stops = False
+    if values["done"] >= task.total:
+        values |= {"state": "completed" if values["good"] else "failed", "finished": tx.now, "stop_at": None}
+        told = {"total": task.total, "good": values["good"], "usable": values["usable"]}
+        tx.emit("task.finished", task.name, status=values["state"], **told)
         if task.callback_url:
             tx.connection.execute(insert(deliveries), [owed(tx, task, f"task-{uuid.uuid4().hex}")])
             tx.wake.add("deliver")
-    elif row.min_usable is not None and row.usable >= row.min_usable and row.stop_at is None:
-        tx.connection.execute(update(tasks).where(tasks.c.id == task.id).values(stop_at=tx.now + row.grace_s))
-        if row.grace_s == 0:
-            cancel_rest(tx, row, "early_stop", f"the group has its {row.min_usable} usable sessions")
+    elif task.min_usable is not None and values["usable"] >= task.min_usable and task.stop_at is None:
+        values["stop_at"] = tx.now + task.grace_s
+        stops = task.grace_s == 0
+    tx.connection.execute(update(tasks).where(tasks.c.id == task.id).values(**values))
+    if stops:
+        cancel_rest(tx, task, "early_stop", f"the group has its {task.min_usable} usable sessions")

@@ -56,19 +56,20 @@ def heartbeat(tx: Transaction, node_id: str, beat: Heartbeat, configured_s: floa
     if node is None or (beat.instance is not None and node.instance is not None and beat.instance != node.instance):
         return None
     metrics = {**orjson.loads(unpacked(node.metrics)), **beat.metrics.model_dump()}
-    values = {"last_seen": tx.now, "state": "up", "draining": beat.draining, "metrics": packed(metrics)}
-    tx.connection.execute(update(nodes).where(nodes.c.id == node_id).values(**values))
-    if node.state != "up":
-        tx.emit("node.returned", node_id=node_id)
-    until = tx.now + lease_s(node.interval_s, configured_s)
     ours = tx.connection.execute(select(attempts).where(attempts.c.node == node_id, attempts.c.state != "ended")).all()
+    idle = (node.drained or beat.draining) and not ours and not beat.attempts
+    values = {"last_seen": tx.now, "state": "idle" if idle else "up", "draining": beat.draining, "metrics": packed(metrics)}
+    tx.connection.execute(update(nodes).where(nodes.c.id == node_id).values(**values))
+    if node.state == "lost":
+        tx.emit("node.returned", node_id=node_id)
+    if idle and node.state != "idle":
+        tx.emit("node.drained", node_id=node_id)
+    until = tx.now + lease_s(node.interval_s, configured_s)
     if beat.attempts is None:
         answer = _renew_all(tx, node, ours, until)
     else:
         answer = _renew_listed(tx, node, ours, beat.attempts, until, tx.now + final_s)
     tx.wake.add("schedule")
-    if (node.drained or beat.draining) and not beat.attempts and not ours and not node.draining:
-        tx.emit("node.drained", node_id=node_id)
     return {"status": "ok", "node_id": node_id, "draining": node.drained, **answer}
 
 
@@ -143,7 +144,7 @@ def expire(tx: Transaction, configured_s: float | None) -> None:
     late = select(attempts).where(attempts.c.state.in_((*ACTIVE, "cancelling")), attempts.c.lease_until < tx.now)
     for row in tx.connection.execute(late.limit(500)).all():
         _lose(tx, row, "its node has not been heard of")
-    for row in tx.connection.execute(select(nodes).where(nodes.c.state == "up")).all():
+    for row in tx.connection.execute(select(nodes).where(nodes.c.state != "lost")).all():
         if row.last_seen + lease_s(row.interval_s, configured_s) < tx.now:
             tx.connection.execute(update(nodes).where(nodes.c.id == row.id).values(state="lost"))
             tx.emit("node.lost", node_id=row.id, last_seen=row.last_seen)
@@ -156,7 +157,7 @@ def due(connection: Connection, configured_s: float | None, now: float) -> bool:
     """Whether `expire` has something to do: asked often, by a reader."""
     late = select(attempts.c.session).where(attempts.c.state.in_((*ACTIVE, "cancelling")), attempts.c.lease_until < now).limit(1)
     silent = select(nodes.c.id).where(
-        nodes.c.state == "up",
+        nodes.c.state != "lost",
         nodes.c.last_seen + (3 * nodes.c.interval_s if configured_s is None else configured_s) < now,
     )
     stops = select(tasks.c.id).where(tasks.c.state == "running", tasks.c.stop_at <= now)
@@ -169,7 +170,7 @@ def resume(tx: Transaction, configured_s: float | None) -> None:
         until = tx.now + lease_s(node.interval_s, configured_s)
         mine = update(attempts).where(attempts.c.node == node.id, attempts.c.state != "ended", attempts.c.lease_until < until)
         tx.connection.execute(mine.values(lease_until=until))
-        if node.state == "up":
+        if node.state != "lost":
             tx.connection.execute(update(nodes).where(nodes.c.id == node.id).values(last_seen=tx.now, blocked_until=0.0))
 
 
@@ -179,11 +180,11 @@ def drain(tx: Transaction, node_id: str) -> bool:
     if node is None:
         return False
     busy = tx.connection.execute(select(func.count()).where(attempts.c.node == node_id, attempts.c.state != "ended")).scalar()
-    if node.state != "up" and not busy:
+    if node.state == "lost" and not busy:
         tx.connection.execute(delete(nodes).where(nodes.c.id == node_id))
     else:
         tx.connection.execute(update(nodes).where(nodes.c.id == node_id).values(drained=True))
-    tx.emit("node.drained" if not busy else "node.draining", node_id=node_id)
+    tx.emit("node.draining", node_id=node_id, attempts=busy)
     return True
 
 

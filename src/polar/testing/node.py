@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -87,7 +87,9 @@ class StubNode:
         """Attempt and status of each delivery of a result."""
         self.running: dict[str, asyncio.Task[None]] = {}
         self.url = ""
-        self._service: httpx.AsyncClient | None = None
+        self._service: aiohttp.ClientSession | None = None
+        self.service_url = ""
+        """Where results and heartbeats go; `join` sets it."""
         self._beats: asyncio.Task[None] | None = None
         self.app = Starlette(
             routes=[
@@ -103,7 +105,9 @@ class StubNode:
         """Registers and begins to send heartbeats."""
         self.url = own_url
         headers = {"authorization": f"Bearer {service_token}"} if service_token else {}
-        self._service = httpx.AsyncClient(base_url=service_url, headers=headers, timeout=10)
+        self.service_url = service_url
+        connector = aiohttp.TCPConnector(limit=16)
+        self._service = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=30), connector=connector)
         await self.register()
         self._beats = asyncio.create_task(self._keep_alive())
 
@@ -115,7 +119,7 @@ class StubNode:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.running.clear()
         if self._service is not None:
-            await self._service.aclose()
+            await self._service.close()
             self._service = None
 
     async def register(self) -> None:
@@ -138,11 +142,10 @@ class StubNode:
         body: JsonObject = {"metrics": self.metrics, "instance": self.instance}
         if self.list_attempts:
             body["attempts"] = list(self.running)
-        answer = await self.post(f"/nodes/{self.node_id}/heartbeat", body)
-        if answer.status_code == 404:
+        status, said = await self.post(f"/nodes/{self.node_id}/heartbeat", body)
+        if status == 404:
             await self.register()
             return
-        said = answer.json()
         for attempt in said.get("cancel", []):
             self._stop(attempt)
         self.forgotten += said.get("forget", [])
@@ -150,17 +153,20 @@ class StubNode:
     async def deliver(self, result: SessionResult) -> int:
         """Brings a result once; returns the service's status."""
         complete = result.model_copy(update={"node_id": result.node_id or self.node_id})
-        answer = await self.post("/callbacks/session_result", complete.model_dump())
-        self.answers.append((f"{result.session_id}.{result.attempt}", answer.status_code))
-        return answer.status_code
+        status, _ = await self.post("/callbacks/session_result", complete.model_dump())
+        self.answers.append((f"{result.session_id}.{result.attempt}", status))
+        return status
 
     async def report(self, request: SessionDispatchRequest, status: str, **fields: Any) -> None:
         body = {"session_id": request.session_id, "attempt": request.attempt, "status": status, **fields}
         await self.post("/callbacks/session_state", [body])
 
-    async def post(self, path: str, body: Any) -> httpx.Response:
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        """Status and JSON of the service's answer. Raises `aiohttp.ClientError` or `TimeoutError`."""
         assert self._service is not None, "the node has not joined a service"
-        return await self._service.post(path, content=orjson.dumps(body), headers={"content-type": "application/json"})
+        headers = {"content-type": "application/json"}
+        async with self._service.post(self.service_url + path, data=orjson.dumps(body), headers=headers) as answer:
+            return answer.status, orjson.loads(await answer.read())
 
     async def _keep_alive(self) -> None:
         while True:
@@ -168,7 +174,7 @@ class StubNode:
             if not self.silent:
                 try:
                     await self.heartbeat()
-                except httpx.HTTPError:
+                except (aiohttp.ClientError, TimeoutError):
                     continue  # the service is down; so are its answers
 
     async def _run(self, request: SessionDispatchRequest) -> None:
@@ -179,8 +185,8 @@ class StubNode:
                 try:
                     if await self.deliver(result) in (200, 409, 410):
                         break
-                except httpx.HTTPError:
-                    pass
+                except (aiohttp.ClientError, TimeoutError):
+                    pass  # the service is away: it is told again
                 await asyncio.sleep(0.1)
             if result is None:
                 await asyncio.Event().wait()

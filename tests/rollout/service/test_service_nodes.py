@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from service_parts import ended, http, submit, until
 
+from polar.rollout.events import page
 from polar.rollout.models import SessionDispatchRequest, SessionResult
 from polar.rollout.schedule import AVOID_S, Candidate, choose
 from polar.testing.node import StubNode, broken, graded
@@ -265,7 +266,7 @@ async def test_a_drained_node_ends_its_work_and_gets_no_more(tmp_path: Path) -> 
         return graded(request)
 
     one = StubNode(play=play)
-    async with stub_rollouts(tmp_path, [one]) as (_, url), http(url) as client:
+    async with stub_rollouts(tmp_path, [one]) as (service, url), http(url) as client:
         await submit(client, samples=1)
         await until(lambda: one.running)
         assert (await client.delete("/nodes/stub")).json() == {"node_id": "stub", "draining": True}
@@ -275,6 +276,8 @@ async def test_a_drained_node_ends_its_work_and_gets_no_more(tmp_path: Path) -> 
         await asyncio.sleep(0.3)
         assert len(one.dispatched) == 1
         assert (await client.get("/nodes/stub")).json()["status"] == "draining"
+        told, _ = await service.database.read(lambda connection: page(connection, 0))
+        assert [event["type"] for event in told].count("node.drained") == 1
         assert (await client.delete("/nodes/nope")).status_code == 404
         one.instance = "new"
         await one.register()

@@ -56,8 +56,7 @@ async def test_an_attempt_goes_on_while_the_service_is_away(tmp_path: Path) -> N
             await until(lambda: len(node.running) == 3)
         await asyncio.sleep(1.2)  # longer than the leases
         async with running_service(tmp_path, lease_seconds=1.0) as (_, url), http(url) as client:
-            assert node._service is not None
-            node._service.base_url = httpx.URL(url)
+            node.service_url = url
             gate.set()
             status = await ended(client)
         await node.leave()
