@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 from polar.runtime.base import OnOutput, Stream
@@ -98,9 +99,9 @@ async def drained(*outputs: Output) -> None:
         if total == seen:
             break
         seen = total
-        waits = [asyncio.create_task(one.wait()) for one in outputs]
-        _, pending = await asyncio.wait(waits, timeout=_QUIET_S)
-        for task in pending:
-            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_QUIET_S):
+                for one in outputs:
+                    await one.wait()
     for one in outputs:
         one.check()
