@@ -363,7 +363,7 @@ def measure(
     if turn > 1 and proxy.admin is not None:
         for at in range(1, turn):
             once = [conversation.body(dialect, at, salt="", model=proxy.model)] * concurrency
-            warm = asyncio.run(load(proxy.port, path, once, keys, 1))
+            warm = asyncio.run(load(proxy.port, path, once, keys, concurrency))
             if warm.failures:
                 raise RuntimeError(f"{proxy.name}: turn {at}: {warm.failures[0]}")
     warm = asyncio.run(load(proxy.port, path, [body(turn) for _ in range(max(4, concurrency))], keys, concurrency))
@@ -511,7 +511,7 @@ def main() -> None:
                     for dialect in dialects:
                         for concurrency in (1, 16):
                             streams = way not in ("replayed", WHOLE)
-                            calls = min(args.calls, 20) if streams and concurrency == 1 else args.calls  # a paced stream takes its time
+                            calls = min(args.calls, 12) if streams and concurrency == 1 else args.calls  # a paced stream takes its time
                             base = bases[MODEL + "-c10" if "10 tokens" in way else MODEL, streams]
                             row = measure(proxy, conversation, dialect, way, concurrency, calls, base)
                             rows.append(row)

@@ -2,18 +2,22 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from polar.chat import ChatRequest, Message, Thinking, ToolCall
 from polar.errors import ConfigError, InvalidRequest
+from polar.tokens import rendering
 from polar.tokens.path import TokenPath
 from polar.tokens.rendering import Rendering, to_renderer
-from polar.tokens.tokenizer import Tokenizer
-from tokens.session import TOOLS
+from polar.tokens.tokenizer import FoldingTokenizer, Tokenizer, unfolded
+from tokens.session import TOOLS, result, system, user
 
 WORDS = [
     "alpha",
@@ -153,3 +157,49 @@ def test_an_unknown_renderer_is_refused_with_what_to_do(qwen3: Tokenizer) -> Non
 def test_the_renderer_is_told_by_name_or_by_template(qwen3: Tokenizer) -> None:
     assert TokenPath(qwen3, model="my-finetune", renderer=None, mode="tokens").renderer == "qwen3"
     assert TokenPath(qwen3, model="Qwen/Qwen3.5-9B", renderer=None, mode="tokens").renderer == "qwen3.5"
+
+
+@pytest.fixture(scope="module")
+def folded_and_not(qwen3: Tokenizer) -> tuple[Rendering, Rendering]:
+    folding = Rendering(qwen3, "qwen3", thinking_retention="all", arguments={})
+    assert isinstance(folding._tokenizer, FoldingTokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendering, "_FOLDABLE", frozenset())
+        plain = Rendering(qwen3, "qwen3", thinking_retention="all", arguments={})
+    assert not isinstance(plain._tokenizer, FoldingTokenizer)
+    return folding, plain
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=4), st.lists(st.text(max_size=60), min_size=1, max_size=3), st.booleans())
+def test_folding_texts_changes_no_id(
+    qwen3: Tokenizer, folded_and_not: tuple[Rendering, Rendering], old: list[str], new: list[str], tools: bool
+) -> None:
+    folding, plain = folded_and_not
+    call = ToolCall("c1", "bash", '{"command": "echo a rather long command line, with more than sixteen ids in it"}')
+    turns: list[Message] = []
+    for text in old:
+        turns += [user(text), Message("assistant", text[::-1], tool_calls=(call,)), result(call, text * 9)]
+    history = (system("You are " + "a coding agent. " * 9), *turns)
+    chosen = TOOLS if tools else ()
+    prompt = folding.render(history, chosen)
+    assert prompt.tolist() == plain.render(history, chosen).tolist()
+    sampled = np.array([*qwen3.encode(new[0]), folding.stop_token_ids[0]], np.int32)
+    more = [message for text in new for message in (result(call, text * 5), user(text))]
+    bridged, why = folding.bridge(prompt, sampled, more, chosen)
+    other, _ = plain.bridge(prompt, sampled, more, chosen)
+    assert bridged is not None, why
+    assert other is not None
+    assert bridged.tolist() == other.tolist()
+    assert bridged.min() >= 0
+
+
+def test_threads_do_not_see_each_others_folding(qwen3: Tokenizer) -> None:
+    tokenizer = FoldingTokenizer(qwen3)
+    long = "a text of more than sixteen tokens, as messages and the results of tools nearly always are, in each and every turn"
+    with tokenizer.folding() as texts, ThreadPoolExecutor(1) as pool:
+        assert pool.submit(tokenizer.encode, long).result() == qwen3.encode(long)
+        assert tokenizer.encode("short") == qwen3.encode("short")
+        assert tokenizer.encode(long) == [-1]
+        assert unfolded([5, -1, 6], texts) == [5, *qwen3.encode(long), 6]
+    assert tokenizer.encode(long) == qwen3.encode(long)

@@ -25,13 +25,15 @@ from polar.chat import ChatRequest, JsonObject, Message, Tool
 from polar.errors import ConfigError, InvalidRequest
 from polar.records import Ids
 from polar.tokens import fingerprint
-from polar.tokens.tokenizer import PlainTokenizer
+from polar.tokens.tokenizer import FoldingTokenizer, PlainTokenizer, unfolded
 
 _TAIL_ONLY = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 """Renderers whose bridge reads nothing of the earlier prompt but its last, open turn (renderers 0.1.12, read and tested): they get only
 that."""
 _SEPARABLE = frozenset({"qwen3"})
 """Renderers that encode the system and tools block by itself, whatever follows: its ids are kept across sessions."""
+_FOLDABLE = frozenset({"qwen3"})
+"""Renderers that hand on the ids of a text as they come from the tokenizer, without a look at them (renderers 0.1.12, read and tested)."""
 _TAGGED = frozenset({"qwen3", "prime-qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"})
 """Renderers of answers marked by single tokens `<think> </think> <tool_call> </tool_call>`: these can be read as they stream."""
 _KNOWN_TEMPLATES = {"87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5": "qwen3"}
@@ -103,7 +105,7 @@ class Rendering:
         retention = {} if thinking_retention == "template" else {"thinking_retention": thinking_retention}
         try:
             config = type(default)(**retention, **arguments)
-            self._tokenizer = PlainTokenizer(tokenizer)
+            self._tokenizer = FoldingTokenizer(tokenizer) if name in _FOLDABLE else PlainTokenizer(tokenizer)
             self._renderer: Any = create_renderer(self._tokenizer, config)
         except (ValueError, AssertionError, TypeError) as error:
             raise ConfigError(f"renderer {name} does not fit the tokenizer {tokenizer.name_or_path}: {error}") from error
@@ -153,13 +155,15 @@ class Rendering:
         known = tail + sampled.tolist()
         names = {} if answer is None else {call.id: call.name for call in answer.tool_calls}
         schemas = [tool.schema() for tool in tools]
+        messages = to_renderer(new, names)
         try:
-            result = self._renderer.bridge_to_next_turn(tail, known[len(tail) :], to_renderer(new, names), tools=schemas or None)
+            with self._tokenizer.folding() as texts:
+                result = self._renderer.bridge_to_next_turn(tail, known[len(tail) :], messages, tools=schemas or None)
         except ValueError as error:
             return None, f"the model's template refuses these messages: {error}"
         if result is None:
             return None, self._refusal(prompt, known[len(tail) :])
-        ids = result.token_ids
+        ids = unfolded(result.token_ids, texts)
         if ids[: len(known)] != known:
             return None, "the renderer cuts the sampled ids after their end token"
         return np.concatenate([prompt, sampled, self._ids(ids[len(known) :])]), ""
@@ -187,10 +191,11 @@ class Rendering:
 
     def _render(self, dicts: list[JsonObject], schemas: list[JsonObject]) -> list[int]:
         try:
-            ids: list[int] = self._renderer.render_ids(dicts, tools=schemas or None, add_generation_prompt=True)
+            with self._tokenizer.folding() as texts:
+                ids: list[int] = self._renderer.render_ids(dicts, tools=schemas or None, add_generation_prompt=True)
         except ValueError as error:
             raise InvalidRequest(f"the model's template refuses this conversation: {error}", param="messages") from error
-        return ids
+        return unfolded(ids, texts)
 
     def _head(self, system: list[JsonObject], schemas: list[JsonObject]) -> Ids:
         """The ids of the system and tools block alone, cached by its exact text."""
