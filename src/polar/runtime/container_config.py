@@ -21,6 +21,8 @@ from polar.runtime.spec import MountSpec, RuntimeSpec
 FIRST_PROCESS = ["/bin/sh", "-c", f"while :; do {shlex.join(SLEEPER)}; [ $? = 127 ] && {{ read _ || exit; }}; done"]
 """What lives in a container that waits: a shell, which every image that can run an agent has, and which collects the dead of programs
 that others left behind. `sleep` may be missing, then it reads from a stdin that never ends. Nothing inside can end it."""
+NEEDLESS = ("MKNOD", "NET_RAW", "AUDIT_WRITE")
+"""Capabilities that Docker gives by default and no coding task needs: devices, forged packets, the machine's audit log."""
 DEFAULT_WORKDIR = "/workspace"
 HOME = "/polar/home"
 PODMAN_GPU_VERSION = (5, 0)
@@ -71,7 +73,7 @@ def body(spec: RuntimeSpec, place: Place, *, image: str, workdir: str, podman: s
         "Binds": extra.volumes,
         "Init": extra.init,
         "CapAdd": extra.cap_add,
-        "CapDrop": extra.cap_drop,
+        "CapDrop": [*(one for one in NEEDLESS if one not in extra.cap_add), *extra.cap_drop],
         "SecurityOpt": extra.security_opt,
         "Devices": [_device(one) for one in extra.devices],
         "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in extra.ulimits.items()],
