@@ -22,6 +22,9 @@ category = "files"
 family = "{family}"
 split = "{split}"
 
+[metadata.polar]
+plain = true
+
 [agent]
 timeout_sec = 120.0
 

@@ -12,7 +12,7 @@ from polar.runtime.spec import RuntimeSpec, Step
 from polar.tasks.environment import plain_steps, runtime_for
 from polar.tasks.manifest import Environment
 
-COPIES = r"""FROM x
+COPIES = r"""FROM docker.io/library/python:3.12-slim AS base
 # note
 WORKDIR /app
 ENV MODE=fast \
@@ -36,26 +36,37 @@ def put(folder: Path, name: str, text: str = "x") -> None:
     path.write_text(text)
 
 
-def made(folder: Path, base: RuntimeSpec, **environment: Any) -> RuntimeSpec:
-    return runtime_for("name", folder, Environment(**environment), base)
+def made(folder: Path, base: RuntimeSpec, *, plain: bool = False, **environment: Any) -> RuntimeSpec:
+    return runtime_for("name", folder, Environment(**environment), base, plain=plain)
 
 
 def steps(spec: RuntimeSpec) -> list[tuple[str | None, ...]]:
     return [(step.type, step.source or step.command, step.target) for step in spec.prepare]
 
 
-def test_files_go_to_the_work_folder(folder: Path) -> None:
+@pytest.mark.parametrize("backend", ["local", "bubblewrap", "docker", "apptainer"])
+def test_a_plain_tasks_files_go_to_the_work_folder_of_any_sandbox(backend: str, folder: Path) -> None:
     put(folder, "files/a.txt")
     put(folder, "Dockerfile", "FROM x\nRUN build\n")
-    assert steps(made(folder, RuntimeSpec())) == [("upload_dir", "environment/files", ".")]
+    spec = made(folder, RuntimeSpec(backend=backend), plain=True)
+    assert steps(spec) == [("upload_dir", "environment/files", ".")]
+    assert (spec.image, spec.build_context) == (None, None)
 
 
 def test_a_setup_script_runs_and_leaves_nothing(folder: Path) -> None:
     put(folder, "setup.sh")
-    assert steps(made(folder, RuntimeSpec())) == [
+    assert steps(made(folder, RuntimeSpec(), plain=True)) == [
         ("upload_dir", "environment", ".polar-environment"),
         ("exec", "sh .polar-environment/setup.sh && rm -rf .polar-environment", None),
     ]
+
+
+def test_a_task_that_does_not_say_it_is_plain_is_not_taken_for_it(folder: Path) -> None:
+    put(folder, "files/a.txt")
+    put(folder, "Dockerfile", "FROM debian\nRUN build\n")
+    with pytest.raises(ConfigError, match="needs its image"):
+        made(folder, RuntimeSpec())
+    assert made(folder, RuntimeSpec(backend="docker")).build_context is not None
 
 
 def test_docker_builds_the_image(folder: Path) -> None:
@@ -72,7 +83,7 @@ def test_an_image_that_the_task_names_is_used(folder: Path) -> None:
 
 def test_a_given_image_wins_and_gets_the_files(folder: Path) -> None:
     put(folder, "files/a.txt")
-    put(folder, "Dockerfile", "FROM x\n")
+    put(folder, "Dockerfile", "FROM debian:12\nWORKDIR /app\nCOPY files/ .\n")
     spec = made(folder, RuntimeSpec(backend="docker", image="base"), docker_image="org/image:1")
     assert spec.image == "base"
     assert steps(spec) == [("upload_dir", "environment/files", ".")]
@@ -118,12 +129,21 @@ def test_a_dockerfile_that_only_copies_is_translated(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["RUN apt-get install -y x", "COPY one.txt /etc/x", "COPY *.txt ./", "COPY --from=y a b", "ADD http://x/y .", "COPY ../x .", "USER me"],
+    [
+        "RUN apt-get install -y x",
+        "COPY one.txt /etc/x",
+        "COPY *.txt ./",
+        "COPY --from=y a b",
+        "ADD http://x/y .",
+        "COPY ../x .",
+        "USER me",
+        "FROM postgres:16",
+    ],
 )
 def test_any_other_dockerfile_needs_its_image(line: str, folder: Path) -> None:
     put(folder, "one.txt")
-    put(folder, "Dockerfile", f"FROM x\nWORKDIR /app\n{line}\n")
-    for base in (RuntimeSpec(), RuntimeSpec(backend="apptainer")):
+    put(folder, "Dockerfile", f"FROM debian\nWORKDIR /app\n{line}\n")
+    for base in (RuntimeSpec(), RuntimeSpec(backend="apptainer"), RuntimeSpec(backend="docker", image="base")):
         with pytest.raises(ConfigError, match="needs its image"):
             made(folder, base)
 

@@ -17,12 +17,12 @@ from polar.rollout.config import NodeConfig
 from polar.rollout.models import SessionDispatchRequest, SessionResult
 from polar.rollout.node import Node, serving_node
 from polar.runtime import RuntimeSpec
+from polar.runtime.docker import DockerRuntime
 from polar.tasks import find, noop_agent, oracle_agent, to_request
 from polar.testing import ScriptedEngine
 from polar.testing.gateway import CachedServed
 
 MakeNode = Callable[[], AbstractAsyncContextManager[Node]]
-IMAGE = "localhost/polar-base:bookworm"
 
 
 @pytest.fixture
@@ -91,6 +91,7 @@ async def test_the_same_in_bubblewrap(node: MakeNode) -> None:
 
 @pytest.mark.real
 async def test_the_same_in_containers(node: MakeNode) -> None:
-    if not shutil.which("podman"):
-        pytest.skip("Podman is not installed")
-    await checked(node, RuntimeSpec(backend="docker", image=IMAGE), "globpath-17", "plate-23", "sort-downloads")
+    problem = await DockerRuntime.unavailable()
+    if problem is not None:
+        pytest.skip(problem)
+    await checked(node, RuntimeSpec(backend="docker"), "globpath-17", "plate-23", "sort-downloads")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -15,11 +14,12 @@ from polar.errors import ConfigError
 from polar.harness.spec import AgentSpec
 from polar.rollout.node.sandboxes import Sandboxes
 from polar.runtime import RuntimeSpec
+from polar.runtime.docker import DockerRuntime
 from polar.tasks import find, load
 from polar.tasks.validate import Trial, Validation, problems, rehearse, stage, validate
 
 LOCAL = RuntimeSpec(backend="local")
-IMAGE = "localhost/polar-base:bookworm"
+PLAIN = "[metadata.polar]\nplain = true\n"
 
 
 async def validated(folder: Path, repeats: int = 1) -> Validation:
@@ -43,10 +43,14 @@ async def test_a_good_task(make_task: MakeTask, tmp_path: Path) -> None:
         ({"solution/solve.sh": None}, "no reference solution"),
         ({"tests/test.sh": "echo 1 > $VERIFIER_LOGS/reward.txt\n"}, "doing nothing gets 1, not 0"),
         ({"tests/test.sh": "exit 1\n"}, "the verifier left no reward"),
-        ({"environment/setup.sh": "exit 4\n"}, "exit code 4"),
+        ({"environment/setup.sh": "exit 4\n", "task.toml": PLAIN}, "exit code 4"),
         ({"environment/Dockerfile": "FROM x\nRUN make\n"}, "needs its image"),
         (
-            {"environment/files/copy.sh": "# a secret that is long enough\n", "tests/x.sh": "# a secret that is long enough\n"},
+            {
+                "environment/files/copy.sh": "# a secret that is long enough\n",
+                "tests/x.sh": "# a secret that is long enough\n",
+                "task.toml": PLAIN,
+            },
             "can read tests/x.sh as copy.sh",
         ),
     ],
@@ -169,8 +173,8 @@ async def test_all_bundled_tasks(backend: str) -> None:
 @pytest.mark.real
 @pytest.mark.timeout(900)
 async def test_all_coding_and_swe_tasks_in_containers() -> None:
-    if not (shutil.which("podman") or os.environ.get("DOCKER_HOST")):
-        pytest.skip("neither Podman nor Docker is installed")
-    runtime = RuntimeSpec(backend="docker", image=IMAGE, network="none")
-    results = await validate(find("coding,swe"), runtime, repeats=1)
+    problem = await DockerRuntime.unavailable()
+    if problem is not None:
+        pytest.skip(problem)
+    results = await validate(find("coding,swe"), RuntimeSpec(backend="docker", network="none"), repeats=1)
     assert all(one.ok for one in results), {one.task: one.problems for one in results if not one.ok}

@@ -1,8 +1,9 @@
 """What sandbox a Harbor task runs in: its image, or the files and commands that make a plain sandbox ready for it.
 
-A task with a Dockerfile is built where the backend builds images. Everywhere else, and where an image is given, a task is *plain* if its
-environment is files: `environment/files/`, copied into the work folder; `environment/setup.sh`, run there; or a Dockerfile that
-does nothing but copy files to where the agent works. Any other task needs its image, and says so. Knows no evaluator and no agent.
+A task is *plain* if it says so (`plain = true` in `[metadata.polar]`): then `environment/files/` is copied into the work folder and
+`environment/setup.sh` run there, in any sandbox that has a shell, Python and git; its Dockerfile is for others. Any other task with a
+Dockerfile is built where the backend builds images. Elsewhere, and in an image that the caller gives, a Dockerfile that only copies files
+onto a general-purpose base is translated; any other task needs its own image, and says so. Knows no evaluator and no agent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ HOST_BACKENDS = frozenset({"local", "bubblewrap", "bwrap", "fake"})
 """Backends without images: sizes of a task's container mean nothing to them."""
 BUILDERS = frozenset({"docker", "podman"})
 
-_INERT = frozenset({"FROM", "LABEL", "CMD", "ENTRYPOINT", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "SHELL"})
+_INERT = frozenset({"LABEL", "CMD", "ENTRYPOINT", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "SHELL"})
+_BASES = frozenset({"alpine", "bash", "buildpack-deps", "busybox", "debian", "python", "scratch", "ubuntu"})
+"""Images that a task builds on without meaning anything that a plain sandbox lacks."""
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 
 
@@ -36,7 +39,7 @@ class Plain:
     env: dict[str, str]
 
 
-def runtime_for(name: str, folder: Path, environment: Environment, base: RuntimeSpec) -> RuntimeSpec:
+def runtime_for(name: str, folder: Path, environment: Environment, base: RuntimeSpec, *, plain: bool = False) -> RuntimeSpec:
     """The task's sandbox: what `base` says wins, the task fills in the rest. Raises `ConfigError` where the backend cannot have it.
 
     `{task}` in the image's name becomes the task's, for sets with an image a task.
@@ -52,22 +55,22 @@ def runtime_for(name: str, folder: Path, environment: Environment, base: Runtime
         if environment.workdir and base.workdir is None:
             changes["workdir"] = environment.workdir
     env = dict(environment.env)
-    steps: tuple[Step, ...] = ()
+    ready: Plain | None = None
     dockerfile = context / "Dockerfile"
-    if base.image is not None or base.build_context is not None or host:
-        if base.image is not None:
-            changes["image"] = base.image.replace("{task}", name)
-        if base.image is None or "{task}" not in base.image:
-            plain = plain_steps(name, context)
-            steps, env = plain.steps, {**plain.env, **env}
+    if base.image is not None and "{task}" in base.image:
+        changes["image"] = base.image.replace("{task}", name)
+    elif plain or host or base.image is not None or base.build_context is not None:
+        ready = plain_steps(name, context, plain=plain)
     elif environment.docker_image is not None:
         changes["image"] = environment.docker_image
-        if not dockerfile.is_file():
-            steps = plain_steps(name, context).steps
+        ready = None if dockerfile.is_file() else plain_steps(name, context)
     elif base.backend in BUILDERS and dockerfile.is_file():
         changes["build_context"] = str(context.resolve())
     else:
-        steps = plain_steps(name, context).steps
+        ready = plain_steps(name, context)
+    steps: tuple[Step, ...] = ()
+    if ready is not None:
+        steps, env = ready.steps, {**ready.env, **env}
     changes["env"] = {**env, **base.env}
     changes["prepare"] = [*steps, *base.prepare]
     if base.eval_prepare is not None:
@@ -75,34 +78,31 @@ def runtime_for(name: str, folder: Path, environment: Environment, base: Runtime
     return base.model_copy(update=changes)
 
 
-def plain_steps(name: str, context: Path) -> Plain:
-    """Raises `ConfigError` where only an image will do."""
+def plain_steps(name: str, context: Path, *, plain: bool = False) -> Plain:
+    """How a sandbox without the task's image becomes the task's. Raises `ConfigError` where only an image will do."""
     files, setup, dockerfile = context / "files", context / "setup.sh", context / "Dockerfile"
+    if not plain and dockerfile.is_file():
+        return _translated(name, context, dockerfile.read_text(encoding="utf-8"))
     steps: list[Step] = []
-    if files.is_dir() or setup.is_file():
-        if files.is_dir():
-            steps.append(Step(type="upload_dir", source=_source(files), target="."))
-        if setup.is_file():
-            steps.append(Step(type="upload_dir", source=_source(context), target=STAGED))
-            steps.append(Step(type="exec", command=f"sh {STAGED}/setup.sh && rm -rf {STAGED}"))
-        return Plain(tuple(steps), {})
-    if not dockerfile.is_file():
+    if not plain and not setup.is_file() and not files.is_dir():
         if context.is_dir() and any(context.iterdir()):
-            steps.append(Step(type="upload_dir", source=_source(context), target="."))
+            steps.append(Step(type="upload_dir", source="environment", target="."))
         return Plain(tuple(steps), {})
-    return _translated(name, context, dockerfile.read_text(encoding="utf-8"))
-
-
-def _source(path: Path) -> str:
-    """As `task_folder` is written: `prepare` resolves it there, on whichever node runs the task."""
-    return path.name if path.parent.name != "environment" else f"environment/{path.name}"
+    if files.is_dir():
+        steps.append(Step(type="upload_dir", source="environment/files", target="."))
+    if setup.is_file():
+        steps.append(Step(type="upload_dir", source="environment", target=STAGED))
+        steps.append(Step(type="exec", command=f"sh {STAGED}/setup.sh && rm -rf {STAGED}"))
+    return Plain(tuple(steps), {})
 
 
 def _translated(name: str, context: Path, dockerfile: str) -> Plain:
     """A Dockerfile that only copies files, as steps."""
 
     def needs_image(why: str) -> ConfigError:
-        return ConfigError(f"task {name} needs its image: {why}. Use a docker runtime, or give an image that has it")
+        return ConfigError(
+            f"task {name} needs its image: {why}. Use docker, which builds it, or an image of its own: write {{task}} for its name in the image's"
+        )
 
     lines = list(_instructions(dockerfile))
     workdirs = [arguments for word, arguments in lines if word == "WORKDIR"]
@@ -113,6 +113,11 @@ def _translated(name: str, context: Path, dockerfile: str) -> Plain:
     for word, arguments in lines:
         if word in _INERT:
             continue
+        if word == "FROM":
+            image = arguments.split()[0].partition("@")[0].rpartition("/")[2].partition(":")[0] if arguments else ""
+            if image not in _BASES:
+                raise needs_image(f"its Dockerfile builds on {arguments}")
+            continue
         if word == "WORKDIR":
             current = current / arguments
         elif word == "ENV" and "$" not in arguments:
@@ -121,7 +126,7 @@ def _translated(name: str, context: Path, dockerfile: str) -> Plain:
             parts = _copied(arguments)
             if parts is None:
                 raise needs_image(f"its Dockerfile says {word} {arguments}")
-            source, target = parts
+            source, target = parts[0].rstrip("/") or ".", parts[1]
             to = current / target
             path = context / source
             if not workdirs or not to.is_relative_to(final) or ".." in to.parts or ".." in PurePosixPath(source).parts or not path.exists():

@@ -105,7 +105,7 @@ class Task:
         """What the task says of its `TaskRequest`, in a sandbox like `runtime`: everything but the agent and how many. Raises
         `ConfigError` where that sandbox cannot be the task's."""
         own = self.manifest
-        spec = runtime_for(self.name, self.folder, own.environment, runtime)
+        spec = runtime_for(self.name, self.folder, own.environment, runtime, plain=own.polar.plain)
         if own.agent.user is not None and spec.user is None:
             spec = spec.model_copy(update={"user": own.agent.user})
         return {
@@ -128,7 +128,7 @@ class Task:
     @property
     def _needs_image(self) -> bool:
         try:
-            plain_steps(self.name, self.folder / "environment")
+            plain_steps(self.name, self.folder / "environment", plain=self.manifest.polar.plain)
         except ConfigError:
             return True
         return False

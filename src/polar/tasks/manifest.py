@@ -104,6 +104,8 @@ class Extension(BaseModel):
     on_policy_failure: Literal["grade", "exclude"] | float = "grade"
     noop_reward: float = 0.0
     """What an agent gets that does nothing."""
+    plain: bool = False
+    """Whether any sandbox will do that has a shell, Python and git (`polar.tasks.environment`)."""
     public: list[str] = Field(default_factory=list)
     """Files of the tests that the agent may see as they are, relative to the task's folder (a test runner)."""
 
