@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from polar.errors import EvaluatorError
@@ -14,8 +15,8 @@ FAIR_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """`seconds` for a command. `fair`: a timeout is the work of the agent's code; otherwise sandboxes and preparation had used up the
-    time before, which the policy cannot be charged with."""
+    """`seconds` for a command. `fair`: a timeout is the work of the agent's code; otherwise what came before the tests had used up
+    the time, which the policy cannot be charged with."""
 
     seconds: float
     fair: bool
@@ -35,6 +36,15 @@ class Budget:
         if left <= 0:
             raise EvaluatorError(f"the evaluation's {self.total_s:g} s were used up before it could judge; raise budget.evaluation_seconds")
         return left
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside counts for nothing: sandboxes are made on another budget."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self._end += self._clock() - begun
 
     def allowance(self, limit_s: float | None) -> Allowance:
         """What a command with this limit of its own (`None`: none) gets. Raises `EvaluatorError` where nothing is left."""

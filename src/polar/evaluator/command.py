@@ -65,8 +65,9 @@ class Command(Evaluator[CommandConfig]):
         self.needs_fresh = not config.in_place
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        config, budget = self.config, Budget(evidence.timeout_s)
+        config = self.config
         async with sandbox(evidence, in_place=config.in_place) as runtime:
+            budget = Budget(evidence.timeout_s)
             brought = await carry(evidence, runtime, config.carry, protect=(*ALWAYS, *config.protect), budget=budget)
             if brought.refused is not None:
                 return Verdict(0.0, report={"carried": brought.report(), "reason": brought.refused})

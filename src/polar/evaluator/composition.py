@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from polar.errors import ConfigError
 from polar.evaluator.base import Evaluator, Evidence, Verdict, make, register
 from polar.evaluator.budget import Budget
+from polar.evaluator.place import pausing
 from polar.evaluator.report import Framed, part
 from polar.rollout.models import WeightedEvaluator
 
@@ -52,6 +53,7 @@ class Composition(Evaluator[CompositionConfig]):
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         budget = Budget(evidence.timeout_s)
+        evidence = pausing(evidence, budget.paused)
         verdicts: list[Verdict] = []
         reports: list[dict[str, Any]] = []
         metrics: dict[str, float] = {}

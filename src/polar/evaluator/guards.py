@@ -69,13 +69,17 @@ _MAX_FILE = 4 << 20
 
 
 def guarded(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a relative path has one of the guarded names. `./x` is meant from the top, a pattern with a slash as a whole path, any
-    other as a name anywhere."""
-    name = PurePosixPath(path).name
-    return any(
-        fnmatch.fnmatchcase(path, pattern.removeprefix("./")) if "/" in pattern else fnmatch.fnmatchcase(name, pattern)
-        for pattern in patterns
-    )
+    """Whether a relative path has one of the guarded names: a pattern without a slash is a name anywhere, one with a slash a whole path
+    (`*` takes slashes too), one that starts with `./` a path from the top, part by part."""
+    return any(_fits(path, pattern) for pattern in patterns)
+
+
+def _fits(path: str, pattern: str) -> bool:
+    parts = path.split("/")
+    if pattern.startswith("./"):
+        wanted = pattern[2:].split("/")
+        return len(parts) == len(wanted) and all(fnmatch.fnmatchcase(*pair) for pair in zip(parts, wanted, strict=True))
+    return fnmatch.fnmatchcase(path if "/" in pattern else parts[-1], pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,8 @@ async def _run(runtime: Runtime, folder: str, script: str, arguments: Sequence[s
         keep_bytes=8 << 20,
     )
     if not done.ok:
-        raise EvaluatorError(f"the work folder {folder} could not be made fit for grading: {done.tail()}")
+        why = "it took too long" if done.timed_out else done.tail()
+        raise EvaluatorError(f"the work folder {folder} could not be made fit for grading: {why}")
     return done.stdout
 
 

@@ -97,10 +97,11 @@ class Harbor(Evaluator[HarborConfig]):
         self.needs_fresh = not config.in_place and config.verifier_runtime is None
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        config, budget = self.config, Budget(evidence.timeout_s)
+        config = self.config
         separate = config.verifier_runtime is not None
         report: JsonObject = {}
         async with sandbox(evidence, in_place=config.in_place, changes=config.verifier_runtime) as runtime:
+            budget = Budget(evidence.timeout_s)
             if separate:
                 report["artifacts"] = await self._artifacts(evidence, runtime, budget)
             else:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from polar.errors import EvaluatorError
 from polar.evaluator.budget import Budget
 from polar.evaluator.commands import GIT_ENV
-from polar.runtime.base import Runtime
+from polar.runtime.base import ExecResult, Runtime
 
 _HEADER = re.compile(rb"^diff --git (.*)$")
 _NAMED = re.compile(rb"^(--- |\+\+\+ |rename from |rename to |copy from |copy to )(.*)$")
@@ -117,7 +118,8 @@ _ATTEMPTS = (
 
 
 async def apply(runtime: Runtime, patch: bytes, folder: str, *, budget: Budget, limit_s: float = 60.0) -> Applied:
-    """Applies a patch (already `filtered`) in `folder`, relative to it. Never raises for a patch that does not fit."""
+    """Applies a patch (already `filtered`) in `folder`, relative to it. A patch that does not fit is no error; `EvaluatorError` where
+    there was not the time to try."""
     if not patch.strip():
         return Applied(True, "empty")
     if not patch.endswith(b"\n"):
@@ -127,16 +129,24 @@ async def apply(runtime: Runtime, patch: bytes, folder: str, *, budget: Budget, 
     # The ceiling keeps git from taking a repository further up for the folder's own: it would skip every file, and call that success.
     env = {**GIT_ENV, "GIT_CEILING_DIRECTORIES": str(PurePosixPath(folder).parent)}
     said = "neither git nor patch is in the sandbox"
+
+    async def run(line: str) -> ExecResult:
+        allowance = budget.allowance(limit_s)
+        done = await runtime.exec(line, cwd=folder, env=env, timeout_s=allowance.seconds)
+        if done.timed_out and not allowance.fair:
+            raise EvaluatorError(f"only {allowance.seconds:.1f} s of the evaluation were left for applying a patch, which took longer")
+        return done
+
     for attempt in _ATTEMPTS:
-        done = await runtime.exec(f"{attempt} '{file}'", cwd=folder, env=env, timeout_s=min(limit_s, budget.left()))
+        done = await run(f"{attempt} '{file}'")
         if done.ok:
             return Applied(True, attempt)
         if done.exit_code != 127:
             said = f"{attempt}: {done.tail()}"
     loose = "patch --batch --forward --fuzz=5 -p1 --no-backup-if-mismatch --reject-file=- -i"
-    dry = await runtime.exec(f"{loose} '{file}' --dry-run", cwd=folder, env=env, timeout_s=min(limit_s, budget.left()))
+    dry = await run(f"{loose} '{file}' --dry-run")
     if dry.ok:
-        done = await runtime.exec(f"{loose} '{file}'", cwd=folder, env=env, timeout_s=min(limit_s, budget.left()))
+        done = await run(f"{loose} '{file}'")
         if done.ok:
             return Applied(True, "patch --fuzz=5")
         said = f"patch: {done.tail()}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from polar.chat import JsonObject
@@ -27,6 +27,27 @@ async def sandbox(evidence: Evidence, *, in_place: bool = False, changes: JsonOb
     else:
         async with evidence.fresh() as runtime:
             yield runtime
+
+
+def pausing(evidence: Evidence, paused: Callable[[], AbstractContextManager[None]]) -> Evidence:
+    """The same evidence; `paused` is held while a sandbox of it is being made."""
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Runtime]:
+        async with AsyncExitStack() as stack:
+            with paused():
+                runtime = await stack.enter_async_context(evidence.fresh())
+            yield runtime
+
+    @asynccontextmanager
+    async def other(changes: JsonObject) -> AsyncIterator[Runtime]:
+        assert evidence.other is not None
+        async with AsyncExitStack() as stack:
+            with paused():
+                runtime = await stack.enter_async_context(evidence.other(changes))
+            yield runtime
+
+    return replace(evidence, fresh=fresh, other=None if evidence.other is None else other)
 
 
 def agents_own(evidence: Evidence) -> Evidence:

@@ -1,11 +1,13 @@
-"""Every evaluation's frame: `report.json` in the evidence's folder, one time limit over all, and errors told apart (law 5)."""
+"""Every evaluation's frame: `report.json` in the evidence's folder, one time limit over all (in which making sandboxes does not
+count), and errors told apart (law 5)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 from polar.chat import JsonObject
 from polar.errors import EvaluatorError, PolarError
 from polar.evaluator.base import Evaluator, Evidence, NoConfig, Verdict
-from polar.evaluator.place import agents_own
+from polar.evaluator.place import agents_own, pausing
 
 GRACE_S = 30.0
 """Beyond the budget, before an evaluator that keeps to no limit of its own is ended."""
@@ -38,8 +40,9 @@ class Framed(Evaluator[Any]):
         evidence.folder.mkdir(parents=True, exist_ok=True)
         said: JsonObject = {"evaluator": self.label, "session": evidence.session, "task": evidence.task}
         try:
-            async with asyncio.timeout(evidence.timeout_s + GRACE_S):
-                verdict = await self.inner.evaluate(agents_own(evidence) if self.in_place else evidence)
+            async with asyncio.timeout(evidence.timeout_s + GRACE_S) as limit:
+                own = agents_own(evidence) if self.in_place else evidence
+                verdict = await self.inner.evaluate(pausing(own, lambda: _paused(limit)))
             rows = len(evidence.trajectory.traces)
             if verdict.row_rewards and len(verdict.row_rewards) != rows:
                 raise EvaluatorError(f"the evaluator gave {len(verdict.row_rewards)} row rewards for {rows} rows")
@@ -64,6 +67,18 @@ class Framed(Evaluator[Any]):
     def _write(self, said: Mapping[str, Any], begun: float, folder: Path) -> None:
         text = json.dumps({**said, "seconds": round(time.monotonic() - begun, 3)}, indent=2, ensure_ascii=False, default=str)
         (folder / "report.json").write_text(text + "\n", errors="backslashreplace")
+
+
+@contextmanager
+def _paused(limit: asyncio.Timeout) -> Iterator[None]:
+    """Moves the limit by what is done inside."""
+    end, begun = limit.when(), time.monotonic()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        if end is not None and not limit.expired():
+            limit.reschedule(end + time.monotonic() - begun)
 
 
 def part(evidence: Evidence, name: str, timeout_s: float) -> Evidence:

@@ -87,9 +87,10 @@ class Swebench(Evaluator[SwebenchConfig]):
         library("types")
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        config, budget = self.config, Budget(evidence.timeout_s)
+        config = self.config
         instance = config.instance or self._read(evidence)
         async with sandbox(evidence) as runtime:
+            budget = Budget(evidence.timeout_s)
             repo = config.repo_dir or runtime.workdir
             spec = await asyncio.to_thread(make_spec, instance, config, repo)
             test_patch = str(instance.get("test_patch") or "").encode()

@@ -164,10 +164,11 @@ class MappedTests(Evaluator[MappedTestsConfig]):
     Config = MappedTestsConfig
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        config, budget = self.config, Budget(evidence.timeout_s)
+        config = self.config
         files = self._trusted_files(evidence)
         patched = patches.touched(config.test_patch.encode()) if config.test_patch else ()
         async with sandbox(evidence) as runtime:
+            budget = Budget(evidence.timeout_s)
             prepared = await bring_patch(
                 config, evidence, runtime, budget, trusted_paths=[*files, *patched, *test_files(config)], env=self.env
             )
