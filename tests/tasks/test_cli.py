@@ -53,3 +53,17 @@ def test_validate_says_so_by_its_exit_code(make_task: MakeTask, tmp_path: Path) 
     result = runner.invoke(app, ["validate", str(bad), "--repeats", "1"])
     assert result.exit_code == 1
     assert "the reference solution gets 0, not 1" in " ".join(result.stdout.split())
+
+
+def test_run_is_polar_run_in_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[object] = []
+
+    def run_tasks(tasks: str, harnesses: list[str], samples: int, where: object, **more: object) -> int:
+        asked.extend([tasks, harnesses, samples, more["runtime"], more["limit"]])
+        return 3
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("polar.cli.run.run_tasks", run_tasks)
+    result = runner.invoke(app, ["run", "swe", "--harness", "oracle, noop", "--runtime", "docker", "--image", "x", "--limit", "1"])
+    assert result.exit_code == 3
+    assert asked == ["swe", ["oracle", "noop"], 1, {"backend": "docker", "image": "x"}, 1]

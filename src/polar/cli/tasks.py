@@ -127,17 +127,21 @@ def validate(
 @app.command("run")
 def run_one(
     source: Source,
-    harness: Annotated[str, typer.Option(help="Which harness works on it; several are separated by commas.")] = "pi",
-    samples: Annotated[int, typer.Option(min=1, help="Sessions a task.")] = 1,
+    harness: Annotated[str, typer.Option(help="Which harness works on it; several are separated by commas; also oracle and noop.")] = "pi",
+    samples: Annotated[int, typer.Option(min=1, help="Sessions a task and harness.")] = 1,
     runtime: Backend = "local",
-    engine: Annotated[str | None, typer.Option(help="The inference server; default: as polar run.")] = None,
+    image: Image = None,
+    engine: Annotated[str | None, typer.Option(help="The inference server; default: the bundled model.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Roll out tasks once: `polar run` with other defaults."""
+    """Roll tasks out once and show what came of it: `polar run` in short."""
     from polar.cli.run import Where, new_folder, run_tasks
 
     harnesses = [name.strip() for name in harness.split(",") if name.strip()]
+    sandbox = {"backend": runtime, **({} if image is None else {"image": image})}
     where = Where(None, engine, None, 2, new_folder(None))
-    raise typer.Exit(run_tasks(source, harnesses, samples, where, runtime={"backend": runtime}))
+    raise typer.Exit(run_tasks(source, harnesses, samples, where, runtime=sandbox, limit=limit, as_json=as_json))
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------

@@ -100,9 +100,8 @@ def _translated(name: str, context: Path, dockerfile: str) -> Plain:
     """A Dockerfile that only copies files, as steps."""
 
     def needs_image(why: str) -> ConfigError:
-        return ConfigError(
-            f"task {name} needs its image: {why}. Use docker, which builds it, or an image of its own: write {{task}} for its name in the image's"
-        )
+        hint = "Use docker, which builds it, or give an image with {task} in its name, ready for each task"
+        return ConfigError(f"task {name} needs its image: {why}. {hint}")
 
     lines = list(_instructions(dockerfile))
     workdirs = [arguments for word, arguments in lines if word == "WORKDIR"]
