@@ -311,8 +311,8 @@ class Attempt:
         try:
             self.capture = await self._opening
             await self.capture.close()
-        except PolarError as error:
-            return Fault(self._part, error)
+        except Exception as error:  # whatever it is, the sandbox still has to go, and the result to be written
+            return self._fault(error)
         return None
 
     async def _salvage(self) -> None:

@@ -96,8 +96,8 @@ class Sandboxes:
         problem: str | None = None
         try:
             await runtime.stop()
-        except (SandboxError, OSError) as error:
-            problem = str(error)
+        except Exception as error:  # a backend may be anybody's; its fault must not keep the folder, or the attempt's result
+            problem = str(error) or type(error).__name__
         try:
             await asyncio.to_thread(self.owner.remove, runtime.place.id)
         except OSError as error:
