@@ -46,7 +46,7 @@ def test_an_owner_is_dead_after_kill_9(tmp_path: Path) -> None:
 
 
 def test_a_program_that_the_owner_started_does_not_keep_it_alive(tmp_path: Path) -> None:
-    code = f"{OPEN}; import subprocess; print(subprocess.Popen(['sleep', '30']).pid, flush=True)"
+    code = f"{OPEN}; import subprocess; print(subprocess.Popen(['sleep', '30'], stdout=subprocess.DEVNULL).pid, flush=True)"
     child = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, check=True)
     owner_id, pid = child.stdout.decode().split()
     try:
