@@ -71,17 +71,18 @@ def lease_s(interval_s: float, configured_s: float | None) -> float:
 
 
 def candidate(row: Row[Any], load: int, now: float, configured_s: float | None) -> Candidate:
-    """`capacity`: as the node says, else sessions in init and post-run workers, in run and ready for it."""
+    """`capacity`: sessions in init and post-run workers, in run and ready for it, or less if the node says so. More would lie in the node's
+    own queue, out of reach of other nodes and of what is more urgent."""
     metrics = orjson.loads(unpacked(row.metrics))
     backends = metrics.get("backends")
-    told = metrics.get("capacity")
+    told, most = metrics.get("capacity"), row.max_init + 2 * row.max_run + row.max_postrun
     return Candidate(
         id=row.id,
         url=row.url,
         token=row.token,
         instance=row.instance,
         run_slots=row.max_run,
-        capacity=told if isinstance(told, int) and told > 0 else row.max_init + 2 * row.max_run + row.max_postrun,
+        capacity=min(most, told) if isinstance(told, int) and told > 0 else most,
         backends=frozenset(map(str, backends)) if isinstance(backends, list) and backends else None,
         load=load,
         lease_s=lease_s(row.interval_s, configured_s),

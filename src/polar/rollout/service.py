@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polar.chat import JsonObject
-from polar.errors import ConfigError, RolloutError, StoreError
+from polar.errors import RolloutError, StoreError
 from polar.gateway.config import state_dir
 from polar.rollout import cancel, leases, reading, retention, saving, schedule
 from polar.rollout.api import application
@@ -267,9 +267,3 @@ class Service:
                 await self.database.write(lambda tx: retention.forget(tx, [task for task, _ in old], before))  # noqa: B023
             await self.database.write(lambda tx: retention.forget(tx, [], before))  # noqa: B023
             await asyncio.sleep(RETENTION_S)
-
-
-def check_config(config: RolloutConfig) -> None:
-    """Raises `ConfigError` where settings contradict each other."""
-    if config.compat_open and config.compat_port == config.port != 0:
-        raise ConfigError("rollout.compat_port is rollout.port: the listener without a token needs a port of its own")

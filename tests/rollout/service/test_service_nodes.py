@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 from service_parts import ended, http, submit, until
 
+from polar.rollout.database import packed
 from polar.rollout.events import page
 from polar.rollout.models import SessionDispatchRequest, SessionResult
-from polar.rollout.schedule import AVOID_S, Candidate, choose
+from polar.rollout.schedule import AVOID_S, Candidate, candidate, choose
 from polar.testing.node import StubNode, broken, graded
 from polar.testing.rollout import TOKEN, listening, running_service, stub_rollouts
 
@@ -49,6 +51,17 @@ def test_the_chosen_node_has_room_can_run_it_and_has_most_free_run_slots(
         assert chosen in fits
         better = [one for one in fits if one.free > 0 and one.order < chosen.order]
         assert all(one.id in avoid for one in better)
+
+
+def test_sessions_wait_here_rather_than_in_a_nodes_queue() -> None:
+    """There they would be out of reach of other nodes and of what is more urgent."""
+    row = SimpleNamespace(
+        id="a", url="http://a", token=None, instance=None, max_init=2, max_run=3, max_postrun=2, interval_s=5.0, blocked_until=0.0
+    )
+    row.metrics = packed({"capacity": 100})
+    assert candidate(row, 0, 0.0, None).capacity == 10
+    row.metrics = packed({"capacity": 4})
+    assert candidate(row, 0, 0.0, None).capacity == 4
 
 
 def test_a_node_that_failed_the_session_is_avoided_while_another_could_take_it() -> None:
@@ -97,7 +110,11 @@ async def test_a_full_node_is_waited_for_without_counting_an_attempt(tmp_path: P
         await submit(client, samples=2, max_attempts=1)
         await asyncio.sleep(0.6)
         assert full.dispatched == []
-        assert (await client.get("/rollout/status")).json()["pending_sessions"] == 2
+
+        async def both_wait() -> bool:
+            return bool((await client.get("/rollout/status")).json()["pending_sessions"] == 2)
+
+        await until(both_wait)
         full.refuse = None
         status = await ended(client)
         assert status["counts"]["graded"] == 2
@@ -313,8 +330,8 @@ async def test_a_node_without_the_attempt_list_keeps_its_leases(tmp_path: Path) 
     """The reference's gateways tell metrics only."""
     one = StubNode(play=never)
     one.list_attempts = False
-    async with stub_rollouts(tmp_path, [one], lease_seconds=0.5) as (_, url), http(url) as client:
+    async with stub_rollouts(tmp_path, [one], lease_seconds=1.5) as (_, url), http(url) as client:
         await submit(client)
         await until(lambda: one.dispatched)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.5)
         assert len(one.dispatched) == 1
