@@ -263,7 +263,8 @@ class NodeRegistration(BaseModel):
     """New at every start of the node: attempts of an earlier instance are lost, whatever its name."""
     metrics: NodeMetrics = Field(default_factory=NodeMetrics)
     """As in heartbeats. Further facts that the service heeds, here or there: `backends` (runtime backends that it runs; none: any),
-    `default_runtime` (backend and network of its default sandbox), `capacity` (sessions it takes at once, all stages together)."""
+    `default_runtime` (backend and network of its default sandbox), `capacity` (sessions it takes at once, all stages together, where
+    that is fewer than its workers say)."""
 
 
 class Heartbeat(BaseModel):
