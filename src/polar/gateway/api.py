@@ -198,9 +198,9 @@ class ModelApi:
     async def _generate(self, request: Request, receive: Receive, reply: Responder, state: SessionState) -> None:
         assert request.route is not None
         raw = await self._raw(request, receive)
-        async with self._context.turnstile.step(len(raw)):
-            parsed = request.dialect.parse(parse_json(raw), request.route)
-            digest = digest_of(request.dialect, request.route, raw)
+        await self._context.turnstile.step(len(raw))
+        parsed = request.dialect.parse(parse_json(raw), request.route)
+        digest = digest_of(request.dialect, request.route, raw)
         chat = await self._stored.resolved(state, parsed)
         state = await self._sessions.get(request.key)  # once more: while the body came, it may have ended, or been dropped from memory
         call = next((call for call in state.calls.get(digest, ()) if call.adopt()), None)

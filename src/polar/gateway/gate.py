@@ -31,15 +31,8 @@ class Gate:
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
         """Waits while paused (the client gets pings meanwhile), then counts as in flight."""
-        self.waiting += 1
-        try:
-            async with asyncio.timeout(self._max_wait_s):
-                while self.paused:  # again after each wake-up: it may have been paused anew in between
-                    await self._open.wait()
-        except TimeoutError:
-            raise EngineOverloaded("the gateway has been paused for too long; resume it, then try again", retry_after="30") from None
-        finally:
-            self.waiting -= 1
+        if self.paused:
+            await self._opened()
         if self._closing:
             raise EngineOverloaded("the gateway is shutting down; try again", retry_after="5")
         self.inflight += 1
@@ -50,6 +43,17 @@ class Gate:
             self.inflight -= 1
             if not self.inflight:
                 self._idle.set()
+
+    async def _opened(self) -> None:
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self._max_wait_s):
+                while self.paused:  # again after each wake-up: it may have been paused anew in between
+                    await self._open.wait()
+        except TimeoutError:
+            raise EngineOverloaded("the gateway has been paused for too long; resume it, then try again", retry_after="30") from None
+        finally:
+            self.waiting -= 1
 
     async def pause(self, timeout_s: float) -> bool:
         """Closes the gate; True once nothing is in flight, False if `timeout_s` ran out first (it stays closed)."""

@@ -30,8 +30,8 @@ async def plan_prompt(
     request = path.normalise(request, state.record.secret)
     mode = await served.mode_for(request)
     size = sum(map(_size, request.messages))
-    async with turnstile.step(size):
-        keys = _keys(request, state, served, size)
+    await turnstile.step(size)
+    keys = _keys(request, state, served, size)
     match = state.history.match(keys, request, secret=state.record.secret)
     parent = None
     if match.parent is not None:

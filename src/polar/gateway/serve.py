@@ -49,6 +49,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks for a client's address
         date_header=False,
         timeout_keep_alive=75,
         backlog=2048,
