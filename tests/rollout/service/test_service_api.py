@@ -83,6 +83,7 @@ async def test_an_idempotency_key_gives_the_same_answer_and_refuses_another_body
         ({"instructions": "x"}, "is instruction meant?"),
         ({"agent": {"harness": "pie"}}, "no harness is called"),
         ({"builder": {"strategy": "nope"}}, "no builder is called"),
+        ({"evaluator": {"strategy": "nope"}}, "no evaluator is called"),
         ({"callback_url": "ftp://x"}, "callback_url"),
         ({"session_callbacks": True}, "needs a callback_url"),
         ({"early_stop": {"min_usable": 2}}, "early_stop.min_usable"),

@@ -152,6 +152,7 @@ async def test_a_client_and_a_gateway_of_the_references_kind(tmp_path: Path) -> 
     assert {name: dispatched[name] for name in same} == {name: TASK[name] for name in same}
     assert dispatched["remaining_timeout_seconds"] == 1200.0
     assert dispatched["runtime"]["image"] == "python:3.11"
+    assert dispatched["agent"]["harness"] == "claude-code"  # our spelling of theirs
     for body in (told["status"][1], told["result"]):
         assert body["task_id"] == TASK["task_id"]
         assert body["status"] == "completed"
