@@ -242,6 +242,31 @@ async def test_an_evaluator_beyond_its_budget_is_infrastructure(world: Build, mo
     assert (result.outcome, result.error_code) == ("infrastructure", "evaluator")
 
 
+async def test_making_the_evaluators_sandbox_takes_nothing_of_its_budget(world: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    from node_world import agent
+
+    from polar.testing.runtime import Command, FakeRuntime
+
+    monkeypatch.setattr("polar.rollout.node.grading.GRACE_S", 0.0)
+
+    async def slow(command: Command) -> Any:
+        if command.line == "slow":
+            await asyncio.sleep(0.6)
+        return await agent(command)
+
+    async with world().node() as node:
+        FakeRuntime.script = staticmethod(slow)
+        spec = {"backend": "fake", "eval_prepare": [{"type": "exec", "command": "slow"}]}
+        evaluator = {"strategy": "node_test", "config": {"fresh": 3}}
+        result = await result_of(node, dispatch("call", runtime=spec, evaluator=evaluator, budget={"evaluation_seconds": 0.5}))
+        assert (result.outcome, result.error) == ("graded", None)
+        assert result.timing.evaluator_wait_ms > 1_500
+        late = dispatch("call", attempt=1, runtime=spec, evaluator=evaluator, budget={"init_seconds": 0.3})
+        result = await result_of(node, late)
+    assert (result.outcome, result.error_code) == ("infrastructure", "sandbox")
+    assert "evaluator's sandbox was not ready" in (result.error or "")
+
+
 async def test_an_unknown_evaluator_is_refused_before_the_agent_works(world: Build) -> None:
     build = world()
     async with build.node() as node:

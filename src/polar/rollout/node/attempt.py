@@ -151,7 +151,7 @@ class Attempt:
         self.timing.register_to_init_queue_ms = self.timing.queue_ms = ms_since(waited)
         self._enter("INITIALIZING")
         with timed(self.timing, "init_ms"):
-            budget_s = self.request.budget.init_seconds or self._equipment.config.init_seconds
+            budget_s = self._init_seconds
             async with within(budget_s, lambda: SandboxError(f"the sandbox was not ready after {budget_s:g} s (init budget)")):
                 made = await self._init()
         waited = time.perf_counter()
@@ -198,8 +198,12 @@ class Attempt:
     def _fresh_sandboxes(self, spec: RuntimeSpec, task_folder: Path | None) -> FreshSandboxes:
         folder = self.folder / "evaluator"
         folder.mkdir(mode=0o700)
-        equipment = self._equipment
-        return FreshSandboxes(equipment.sandboxes, spec, self.id, equipment.stages.warm, task_folder=task_folder, folder=folder)
+        sandboxes, warm = self._equipment.sandboxes, self._equipment.stages.warm
+        return FreshSandboxes(sandboxes, spec, self.id, warm, task_folder=task_folder, folder=folder, init_s=self._init_seconds)
+
+    @property
+    def _init_seconds(self) -> float:
+        return self.request.budget.init_seconds or self._equipment.config.init_seconds
 
     async def _run(self, made: Made) -> HarnessRun:
         self._part = "run"
@@ -277,7 +281,6 @@ class Attempt:
             in_place=not request.evaluator.refresh_runtime,
             fresh=made.fresh,
             budget_s=request.budget.evaluation_seconds or self._equipment.config.evaluation_seconds,
-            init_s=request.budget.init_seconds or self._equipment.config.init_seconds,
         )
 
     # --- its end -----------------------------------------------------------------------------------------------

@@ -98,9 +98,8 @@ class Grading:
         in_place: bool,
         fresh: FreshSandboxes,
         budget_s: float,
-        init_s: float,
     ) -> None:
-        """The evaluator's verdict. Making its sandboxes has a budget of its own, beyond `budget_s`. Raises `EvaluatorError` or
+        """The evaluator's verdict. Making its sandboxes takes nothing of `budget_s`. Raises `EvaluatorError` or
         `SandboxError`: there is no reward then."""
         assert self.trajectory is not None
         evidence = Evidence(
@@ -122,14 +121,16 @@ class Grading:
             transcript=collected.transcript,
             other=fresh.other,
         )
-        limit_s = budget_s + init_s + GRACE_S
         try:
-            async with asyncio.timeout(limit_s) as budget:
+            async with asyncio.timeout(budget_s + GRACE_S) as budget:
+                fresh.more_time = lambda seconds: None if budget.expired() else budget.reschedule((budget.when() or 0.0) + seconds)
                 verdict = await evaluator.evaluate(evidence)
         except TimeoutError as error:
             if not budget.expired():
                 raise
-            raise EvaluatorError(f"the evaluator did not end in {limit_s:g} s; its budget was {budget_s:g} s") from error
+            raise EvaluatorError(f"the evaluator did not end within its budget of {budget_s:g} s, nor {GRACE_S:g} s later") from error
+        finally:
+            fresh.more_time = lambda seconds: None
         self.report, self.metrics, self.row_rewards = verdict.report, verdict.metrics, verdict.row_rewards
         await self.settle(verdict.reward)
 

@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -146,10 +146,19 @@ def for_evaluator(spec: RuntimeSpec) -> RuntimeSpec:
 
 
 class FreshSandboxes:
-    """One attempt's sandboxes for its evaluator. The first is made while the agent runs (`warm_up`), if `places` has one free."""
+    """One attempt's sandboxes for its evaluator. The first is made while the agent runs (`warm_up`), if `places` has one free. Each may
+    take `init_s` to make, which is no time of the evaluation's."""
 
     def __init__(
-        self, sandboxes: Sandboxes, spec: RuntimeSpec, name: str, places: Slots, *, task_folder: Path | None, folder: Path
+        self,
+        sandboxes: Sandboxes,
+        spec: RuntimeSpec,
+        name: str,
+        places: Slots,
+        *,
+        task_folder: Path | None,
+        folder: Path,
+        init_s: float = 300.0,
     ) -> None:
         self._sandboxes = sandboxes
         self._spec = for_evaluator(spec)
@@ -157,11 +166,14 @@ class FreshSandboxes:
         self._places = places
         self._task_folder = task_folder
         self._folder = folder
+        self._init_s = init_s
         self._made = 0
         self._warm: asyncio.Task[Runtime] | None = None
         self._holds_place = False
         self.waited_s = 0.0
         """What evaluators have waited for their sandboxes."""
+        self.more_time: Callable[[float], None] = lambda seconds: None
+        """Told by how much the end of the evaluation moves: `init_s` when a wait begins, and back by what was not needed of it."""
 
     def warm_up(self) -> None:
         if self._warm is None and self._places.try_take():
@@ -197,27 +209,38 @@ class FreshSandboxes:
     @asynccontextmanager
     async def _lent(self, spec: RuntimeSpec) -> AsyncIterator[Runtime]:
         began = time.monotonic()
-        runtime = await self._taken(spec)
-        self.waited_s += time.monotonic() - began
+        self.more_time(self._init_s)
+        try:
+            async with asyncio.timeout(self._init_s) as budget:
+                runtime = await self._taken(spec)
+        except TimeoutError as error:
+            if not budget.expired():
+                raise
+            raise SandboxError(f"the evaluator's sandbox was not ready after {self._init_s:g} s (init budget)") from error
+        finally:
+            waited_s = time.monotonic() - began
+            self.waited_s += waited_s
+            self.more_time(waited_s - self._init_s)
         try:
             yield runtime
         finally:
             await self._sandboxes.remove(runtime)
 
     async def _taken(self, spec: RuntimeSpec) -> Runtime:
-        if spec is self._spec and self._warm is not None:
-            warm = self._warm
-            try:
-                made = await asyncio.shield(warm)
-            except (SandboxError, OSError) as error:  # what failed beside a busy agent may work now
-                log.info("a warm sandbox could not be made; another is tried", extra={"attempt": self._name, "why": str(error)})
-            else:
-                self._warm = None
-                self._release_place()
-                return made
-            self._warm = None
+        if spec is not self._spec or self._warm is None:
+            return await self._make(spec)
+        warm, self._warm = self._warm, None  # two who ask at once must not get the same one
+        try:
+            made = await asyncio.shield(warm)
+        except (SandboxError, OSError) as error:  # what failed beside a busy agent may work now
+            log.info("a warm sandbox could not be made; another is tried", extra={"attempt": self._name, "why": str(error)})
             self._release_place()
-        return await self._make(spec)
+            return await self._make(spec)
+        except BaseException:
+            self._warm = warm  # for `aclose` to discard
+            raise
+        self._release_place()
+        return made
 
     async def _make(self, spec: RuntimeSpec) -> Runtime:
         self._made += 1
