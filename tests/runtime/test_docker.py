@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from containers import Containers, containers  # noqa: F401 - a fixture
 from polar.errors import ConfigError, SandboxError, UnsafePath
 from polar.runtime import MountSpec
 from polar.runtime.docker import DockerRuntime
+from polar.runtime.processes import find as found_processes
+from polar.runtime.reaper import reap
 
 pytestmark = pytest.mark.real
 
@@ -405,16 +408,62 @@ async def test_the_home_is_the_image_s_where_it_can_be_used(containers: Containe
         assert (runtime.home, (await runtime.exec("touch $HOME/x && echo $HOME")).text.strip()) == (home, home)
 
 
-async def test_no_process_of_the_service_is_left_after_its_owner(tmp_path: Path) -> None:
-    from containers import containers_of
+async def test_all_that_a_command_started_is_found_from_inside_too(containers: Containers) -> None:  # noqa: F811
+    """As for a daemon on another machine, whose processes are not seen from here."""
+    runtime = await containers.start()
+    assert runtime._container is not None
+    runtime._container.here = False
+    await runtime.exec("nohup sleep 70 >/dev/null 2>&1 & sleep 0.5")
+    assert (await runtime.exec(LEAVERS, timeout_s=1.5)).timed_out
+    assert await processes(runtime) == ["sleep 70"]
+    await runtime.end_processes()
+    assert await processes(runtime) == []
 
-    async with containers_of(tmp_path / "sandboxes") as made:
-        runtime = await made.start(backend="podman") if not os.environ.get("CONTAINER_HOST") else None
-        owner = made.owner.id
-    if runtime is not None:
-        for _ in range(100):
-            listed = subprocess.run(["pgrep", "-f", f"podman system service.*{owner}"], capture_output=True, text=True).stdout  # noqa: ASYNC221
-            if not listed.strip():
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(listed)
+
+async def test_a_daemon_that_goes_away_is_infrastructure_and_its_next_one_removes_the_container(containers: Containers) -> None:  # noqa: F811
+    runtime = await containers.start(backend="podman")
+    command = asyncio.create_task(runtime.exec("sleep 60"))
+    await asyncio.sleep(1.5)
+    service_pids = [one.pid for one in found_processes(owner_prefix=containers.owner.id) if one.command.startswith("podman system service")]
+    if not service_pids:
+        command.cancel()
+        pytest.skip("this machine's daemon is not the tests' own to end")
+    for pid in service_pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SandboxError):
+        await command
+    with pytest.raises(SandboxError):
+        await runtime.exec("true")
+    await runtime.stop()
+    assert not any(one.sandbox == runtime.place.id for one in await DockerRuntime.find())
+
+
+DIES = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from polar.runtime import Owner, Place, RuntimeSpec, create
+
+async def main():
+    owner = Owner.open(Path(sys.argv[1]))
+    runtime = create(RuntimeSpec(backend="podman", network="none"), Place("left-" + owner.id[-8:], owner.id, owner.sandbox("left")))
+    await runtime.start()
+    await runtime.exec("setsid sleep 300 >/dev/null 2>&1 &")
+    print(owner.id, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_owner_left_is_reaped_and_its_service_ends_by_itself(tmp_path: Path) -> None:
+    if await DockerRuntime.unavailable() is not None or os.environ.get("CONTAINER_HOST"):
+        pytest.skip("needs the program podman, and no other daemon")
+    program = await asyncio.create_subprocess_exec(sys.executable, "-c", DIES, str(tmp_path), stdout=asyncio.subprocess.PIPE)
+    owner_id = (await program.communicate())[0].decode().strip()
+    assert program.returncode == -signal.SIGKILL
+    assert any(one.owner == owner_id and one.kind == "container" for one in await DockerRuntime.find())
+    removed = await reap(tmp_path)
+    assert {"container", "folder"} <= {one.kind for one in removed if one.owner == owner_id}
+    assert not any(one.owner == owner_id for one in await DockerRuntime.find())
+    assert found_processes(owner_prefix=owner_id) == []
+    assert os.listdir(tmp_path) == []

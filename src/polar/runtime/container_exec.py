@@ -221,7 +221,9 @@ class Container:
             pid = int(shown.get("Pid") or 0)
             if not shown["Running"]:
                 return int(shown["ExitCode"])
-            if not (self.here and belongs(pid, self.place.id) and await _ended(pid)):
+            if self.here and belongs(pid, self.place.id):
+                await _ended(pid, reading)
+            else:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 2.0)
 
@@ -248,20 +250,22 @@ async def _read(attached: Attached, tail: Tail) -> None:
         tail.add(stream, data)
 
 
-async def _ended(pid: int) -> bool:
-    """Waits until a process of this machine has ended; `False` at once where it can't be watched."""
+async def _ended(pid: int, reading: asyncio.Task[None]) -> None:
+    """Waits until a process of this machine has ended, or what it prints has: then the daemon may have gone away."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
     try:
         handle = os.pidfd_open(pid)
     except OSError:
-        return False
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
+        return await asyncio.sleep(0.05)
     loop.add_reader(handle, over.set)
+    if not reading.done():
+        reading.add_done_callback(lambda _: over.set())
     try:
         await over.wait()
     finally:
         loop.remove_reader(handle)
         os.close(handle)
-    return True
+    return None
 
 
 async def even_if_cancelled(work: Coroutine[Any, Any, T]) -> T:

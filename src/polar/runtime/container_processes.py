@@ -166,14 +166,11 @@ class InsideView:
 
     async def processes(self) -> list[Process]:
         found = []
-        for block in (await self._run(["/bin/sh", "-c", _LIST])).split(b"\n\n"):
-            pid, _, rest = block.strip(b"\n").partition(b"\n")
-            stat, _, marks = rest.partition(b"\n")
-            if pid.isdigit():
-                environ, _, arguments = marks.partition(b"\n")
-                one = parsed(int(pid), stat, environ, arguments.replace(b" ", b"\0") + b"\0")
-                if one is not None and one.mark != INSIDE_MARK:
-                    found.append(one)
+        lines = (await self._run(["/bin/sh", "-c", _LIST])).split(b"\n")
+        for pid, stat, environ, arguments in zip(*(lines[number::4] for number in range(4)), strict=False):
+            one = parsed(int(pid), stat, environ, arguments.replace(b" ", b"\0") + b"\0")
+            if one is not None and one.mark != INSIDE_MARK:
+                found.append(one)
         return found
 
     async def kill(self, pids: Sequence[int]) -> None:
@@ -181,12 +178,13 @@ class InsideView:
 
 
 INSIDE_MARK = "polar"
+# four lines a process, none of which can hold a line's end
 _LIST = r"""
 for folder in /proc/[0-9]*; do
     { read -r stat <"$folder/stat"; } 2>/dev/null || continue
     mark=$(tr '\0' '\n' <"$folder/environ" 2>/dev/null | sed -n '/^POLAR_EXEC=[0-9a-z]*$/p' | head -n 1)
     arguments=$(tr '\0\n' '  ' <"$folder/cmdline" 2>/dev/null)
-    printf '%s\n%s\n%s\n%s\n\n' "${folder#/proc/}" "$stat" "$mark" "${arguments% }"
+    printf '%s\n%s\n%s\n%s\n' "${folder#/proc/}" "$stat" "$mark" "${arguments% }"
 done
 """
 

@@ -135,12 +135,15 @@ class DockerRuntime(Runtime):
         if relay is not None:
             await relay.close()
         daemon, self._daemon, self._container = self._daemon, None, None
-        if daemon is None:
-            return
-        try:
-            await even_if_cancelled(_gone(daemon, self.name))
-        finally:
-            await daemon.aclose()
+        if daemon is not None:
+            try:
+                if not await answers(daemon.address):  # it may have ended; another one knows its containers
+                    await daemon.aclose()
+                    daemon = await self._connect()
+                    self._daemon = None
+                await even_if_cancelled(_gone(daemon, self.name))
+            finally:
+                await daemon.aclose()
 
     async def snapshot(self) -> str | None:
         """As the base says; `None` too where a prepare step left a process running, which an image would not have."""

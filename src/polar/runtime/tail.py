@@ -49,6 +49,9 @@ class Tail:
             self.truncated = True
 
     def result(self, exit_code: int, began: float, *, timed_out: bool = False) -> ExecResult:
+        if self._head:  # shorter than the word: no command wrote it
+            rest, self._head = bytes(self._head), None
+            self._add("stdout", rest)
         for kept in self._kept.values():
             self._cut(kept)
         out, err = (bytes(self._kept[name]) for name in ("stdout", "stderr"))
