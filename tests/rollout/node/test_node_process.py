@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,7 @@ class Place:
     engine: ScriptedServer
     tokenizer_dir: Path
     service: str | None = None
+    said: list[str] = field(default_factory=list)
 
     @asynccontextmanager
     async def node(self) -> AsyncIterator[Process]:
@@ -108,7 +111,8 @@ class Place:
         )
         file = self.folder / "polar.json"
         file.write_text(config.model_dump_json())
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", MAIN, str(file), stdout=asyncio.subprocess.PIPE)
+        env = {**os.environ, "POLAR_HOME": str(self.folder / "state")}
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", MAIN, str(file), stdout=asyncio.subprocess.PIPE, env=env)
         assert process.stdout is not None
         try:
             async with asyncio.timeout(60):
@@ -116,11 +120,19 @@ class Place:
                 while b"control API" not in line:
                     line = await process.stdout.readline()
                     assert line, "the node ended at its start"
+                    self.said.append(line.decode())
             yield Process(process, line.decode().split("control API ")[1].strip(), "node-token")
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    async def told_by_ps(self) -> list[Any]:
+        env = {**os.environ, "POLAR_HOME": str(self.folder / "state")}
+        command = (sys.executable, "-m", "polar.cli", "ps", "--json")
+        asked = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=env)
+        output, _ = await asked.communicate()
+        return list(json.loads(output))
 
     async def left(self) -> list[Any]:
         return await listing(self.folder / "work" / "sandboxes")
@@ -142,7 +154,9 @@ async def test_after_kill_9_nothing_is_left_and_nothing_is_forgotten(place: Plac
     async with place.node() as node:
         assert await node.dispatch("ses_1", f"{ONE_CALL} && (setsid sleep 1000 &) && sleep 1000") == 201
         await running(node, "ses_1", 1)
+        assert {one["alive"] for one in await place.told_by_ps()} == {True}
         await node.kill()
+    assert {one["kind"] for one in await place.told_by_ps() if not one["alive"]} >= {"folder"}
     async with place.node() as node:
         await asyncio.sleep(0.2)
         assert [one for one in await place.left() if one.kind == "process"] == []
@@ -201,3 +215,15 @@ async def test_sigterm_ends_it_with_everything_told_and_removed(place: Place, re
     assert receiver.of("/nodes/node-1/heartbeat")[-1]["draining"] is True
     assert await place.left() == []
     assert os.listdir(place.folder / "work" / "sandboxes") == []
+
+
+async def test_a_new_process_of_a_node_waits_for_the_one_that_still_ends(place: Place) -> None:
+    """After kill -9 of `polar serve` its node ends by itself, which takes as long as its sessions may: the next one is not refused."""
+    async with place.node() as first, contextlib.AsyncExitStack() as stack:
+        coming = asyncio.create_task(stack.enter_async_context(place.node()))
+        await until(lambda: any("waiting for an earlier process" in line for line in place.said), 30)
+        assert not coming.done()
+        first.process.send_signal(signal.SIGTERM)
+        second = await coming
+        assert first.process.returncode is not None or await first.process.wait() == 0
+        assert await second.sessions() == []

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+from polar.errors import ConfigError
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import SWITCH_INTERVAL_S, serving, without_parent
+from polar.rollout import roots
 from polar.rollout.config import NodeConfig, PolarConfig, Retry
 from polar.rollout.node.node import Node
 from polar.runtime import Owner
 
 Progress = Callable[[str], object]
+
+LOCK = "node.lock"
+"""In the node's `work_dir`, locked (flock) by the one process that may be this node."""
+SANDBOXES = "sandboxes"
+"""There, too: the folders of sandboxes, by owner."""
+EARLIER_S = 60.0
+"""Beyond `shutdown_s`: how long an earlier process of the node, which ends because its service was killed, is waited for."""
 
 
 @asynccontextmanager
@@ -37,20 +49,51 @@ async def serving_node(
         if config.token is not None:
             settings.admin_token = config.token
         gateway = Gateway(settings)
-    config.work_path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    owner = await asyncio.to_thread(Owner.open, config.work_path / "sandboxes")
+    async with _alone(config, settings.shutdown_s + EARLIER_S, progress):
+        owner = await asyncio.to_thread(Owner.open, config.work_path / SANDBOXES)
+        try:
+            async with serving(gateway, progress=progress, control_host=config.control_host):
+                node = Node(config, gateway, owner, service_url, service_token, heartbeat_s, retry=retry)
+                node.mount()
+                await node.start()
+                try:
+                    yield node
+                finally:
+                    await node.drain(settings.shutdown_s)
+                    await node.aclose()
+        finally:
+            await asyncio.to_thread(owner.close)
+
+
+@asynccontextmanager
+async def _alone(config: NodeConfig, patience_s: float, progress: Progress) -> AsyncIterator[None]:
+    """Holds the lock of the node's folder, once no other process does. Raises `ConfigError`: two of one node would share what they owe."""
+    folder = config.work_path
+    lock = await asyncio.to_thread(_lock_file, folder)
     try:
-        async with serving(gateway, progress=progress, control_host=config.control_host):
-            node = Node(config, gateway, owner, service_url, service_token, heartbeat_s, retry=retry)
-            node.mount()
-            await node.start()
-            try:
-                yield node
-            finally:
-                await node.drain(settings.shutdown_s)
-                await node.aclose()
+        if not _locked(lock):
+            progress(f"node {config.id}: waiting for an earlier process of this node to end")
+            deadline = time.monotonic() + patience_s
+            while not _locked(lock):
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"node {config.id} runs already: another process uses {folder}; give this one another work_dir")
+                await asyncio.sleep(0.1)
+        yield
     finally:
-        await asyncio.to_thread(owner.close)
+        os.close(lock)
+
+
+def _lock_file(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 async def run_node(
@@ -67,6 +110,7 @@ async def run_node(
     settings = config.node(node_id)
     if settings.docker_host is not None:
         os.environ["DOCKER_HOST"] = settings.docker_host
+    await asyncio.to_thread(roots.remember, settings.work_path / SANDBOXES)
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
