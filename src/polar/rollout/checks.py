@@ -21,7 +21,9 @@ def check_task(request: TaskRequest) -> TaskRequest:
         raise ConfigError(f"early_stop.min_usable is more than the {request.num_samples} sessions of the task")
     _check_builder(request)
     _check_evaluator(request)
-    return _with_harness(request)
+    checked = _with_harness(request)
+    _check_agent(checked)
+    return checked
 
 
 def _with_harness(request: TaskRequest) -> TaskRequest:
@@ -48,3 +50,11 @@ def _check_evaluator(request: TaskRequest) -> None:
         from polar.evaluator import from_spec
 
         from_spec(spec)
+
+
+def _check_agent(request: TaskRequest) -> None:
+    """An agent of one's own (`import_path`) may be known to nodes only."""
+    if request.agent.import_path is None:
+        from polar.harness.agent import AgentRun
+
+        AgentRun(request.agent, task_folder=None)

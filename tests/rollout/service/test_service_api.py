@@ -82,6 +82,9 @@ async def test_an_idempotency_key_gives_the_same_answer_and_refuses_another_body
     [
         ({"instructions": "x"}, "is instruction meant?"),
         ({"agent": {"harness": "pie"}}, "no harness is called"),
+        ({"agent": {"harness": "shell"}}, "needs a command in custom_shell"),
+        ({"agent": {"harness": "gemini-cli", "dialect": "anthropic"}}, "speaks google"),
+        ({"agent": {"harness": "pi", "settings": {"context": "long"}}}, "context"),
         ({"builder": {"strategy": "nope"}}, "no builder is called"),
         ({"evaluator": {"strategy": "nope"}}, "no evaluator is called"),
         ({"callback_url": "ftp://x"}, "callback_url"),
