@@ -4,8 +4,9 @@
 
 A canned upstream answers every call with the same 300 tokens and log-probabilities. The conversation is at turn 10 with a prompt of
 30,000 tokens. For each proxy, dialect, way (replayed, live at one and ten tokens a chunk) and concurrency (1, 16): CPU milliseconds of the
-proxy's own process a call, time to first and last byte, and what is added to the upstream's own time. No assertion is made on a time:
-the ratios at the end are for people. The issue's goals: replaying at most twice the pass-through's CPU, live at most a fifth of LiteLLM's.
+proxy's own process a call, time to first and last byte, and what is added to the upstream's own time. The upstream's streams are paced:
+one event every `--pace-ms`, as an engine samples them. No assertion is made on a time: the ratios at the end are for people. The goals:
+replaying at most twice the pass-through's CPU, live at most a fifth of LiteLLM's.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ MODEL = "bench"
 LITELLM_KEY = "sk-bench-" + "0123456789abcdef" * 2
 
 WHOLE, STREAMED_1, STREAMED_10 = "unstreamed", "streamed, 1 token a chunk", "streamed, 10 tokens a chunk"
-"""How the pass-through is asked. Polar's clients are all served a stream, so its like is a pass-through that serves one, too; the
-unstreamed one is a harder yardstick, since it has one JSON text to handle instead of hundreds."""
+"""How the pass-through is asked. Polar's clients are all served a stream, so its like is a pass-through that serves one, too: event by
+event, as they come. Unstreamed it has one answer to handle, in which this engine sends the 30,000 prompt ids back."""
 
 
 # --- the conversation ----------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class HttpEngine(Engine):
                 self._refuse_redirect(response)
                 if response.status >= 400:
                     raise error_for(response.status, await response.read(), response.headers)
-                async for data in response.content.iter_any():
+                while data := await response.content.readany():
                     for event in parser.feed(data):
                         if event == b"[DONE]":
                             return
@@ -157,13 +157,21 @@ def split_login(url: str) -> tuple[str, str | None]:
     return bare, "Basic " + base64.b64encode(pair.encode()).decode()
 
 
+MISREAD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+"""What reading an answer raises that has not the form of its API."""
+
+
 @contextmanager
 def reading(url: str) -> Iterator[None]:
     """An answer that has not the form of its API is the engine's failure, never an internal error of the gateway."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise EngineUnavailable(f"{url} gave an answer that has not the form of its API: {type(error).__name__}: {error}") from error
+    except MISREAD as error:
+        raise misread(url, error) from error
+
+
+def misread(url: str, error: Exception) -> EngineUnavailable:
+    return EngineUnavailable(f"{url} gave an answer that has not the form of its API: {type(error).__name__}: {error}")
 
 
 def dumps(body: Mapping[str, Any]) -> bytes:

@@ -28,7 +28,7 @@ from polar.engines.chat import (
     usage_counts,
 )
 from polar.engines.echo import EchoedPrompts
-from polar.engines.http import HttpEngine, loads, reading
+from polar.engines.http import MISREAD, HttpEngine, loads, misread, reading
 from polar.errors import EngineRejected, EngineUnavailable
 
 
@@ -122,14 +122,17 @@ class VllmEngine(HttpEngine):
         usage: Mapping[str, int] = {}
         async with aclosing(self.events("/v1/completions", body)) as events:  # type: ignore[type-var]
             async for event in events:
-                with reading(self.url):
-                    usage = usage_counts(event) or usage
-                    pieces = [(choice, *_streamed(choice)) for choice in event.get("choices") or ()]
-                for choice, ids, logprobs in pieces:
-                    if ids is None:
+                try:
+                    if event.get("usage"):
+                        usage = usage_counts(event) or usage
+                    pieces = [(choice, _streamed(choice)) for choice in event.get("choices") or ()]
+                except MISREAD as error:
+                    raise misread(self.url, error) from error
+                for choice, chunk in pieces:
+                    if chunk is None:
                         raise EngineUnavailable(f"{self.url} streamed a token without its id")
-                    if ids:
-                        yield Chunk(ids, logprobs)
+                    if chunk.token_ids:
+                        yield chunk
                     if choice.get("finish_reason") is not None:
                         last = Chunk([], [], finish_reason(choice["finish_reason"]), choice.get("stop_reason"))
         if last is None:
@@ -209,19 +212,19 @@ def _sampled(choice: JsonObject) -> tuple[Ids | None, Floats | None]:
     return ids, logprobs_array(wire.get("token_logprobs"))
 
 
-def _streamed(choice: JsonObject) -> tuple[list[int] | None, list[float]]:
-    """As `_sampled`, of a few tokens: without arrays, whose making costs more than a token does. Log-probabilities that do not line up are
-    missing."""
+def _streamed(choice: JsonObject) -> Chunk | None:
+    """As `_sampled`, of a few tokens: without arrays, whose making costs more than a token does; `None` without ids. Log-probabilities
+    that do not line up are missing."""
     wire = choice.get("logprobs") or {}
     ids = choice.get("token_ids")
-    if not are_ids(ids):
+    if ids is None or not are_ids(ids):
         ids = ids_of_names(wire.get("tokens"))
-    if not are_ids(ids):
-        return None, []
+        if not are_ids(ids):
+            return None
     values = wire.get("token_logprobs")
     if not isinstance(values, list) or len(values) != len(ids):
-        return ids, [math.nan] * len(ids)
-    return ids, [value if type(value) is float and FLOOR < value < math.inf else _odd_logprob(value) for value in values]
+        return Chunk(ids, [math.nan] * len(ids))
+    return Chunk(ids, [value if type(value) is float and FLOOR < value < math.inf else _odd_logprob(value) for value in values])
 
 
 def _odd_logprob(value: Any) -> float:

@@ -280,7 +280,7 @@ class ModelApi:
                 await reply.send(encoder.start())
             if fresh:
                 seen += len(fresh)
-                await reply.send(b"".join(map(encoder.feed, merged(fresh))))
+                await reply.send(encoder.feed(fresh[0]) if len(fresh) == 1 else b"".join(map(encoder.feed, merged(fresh))))
             elif failure is not None:
                 await reply.finish_stream(encoder.error(as_call_error(failure)))
                 return

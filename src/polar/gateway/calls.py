@@ -394,7 +394,7 @@ class Call:
             thinking_tokens=reading.thinking_tokens,
             broken=plan.broken,
             tags=frozenset(plan.tags | reading.tags | sampled.tags),
-            provenance={**self._served.provenance, "engine_url": sampled.engine},
+            provenance=self._served.provenance_at(sampled.engine),
             hints=incoming.hints,
             stored=request.store,
             options=dict(request.options) if request.store else {},

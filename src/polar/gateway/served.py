@@ -62,6 +62,7 @@ class Served:
         self.mode_reason = "not started"
         self.report: Report | None = None
         self.provenance: JsonObject = {}
+        self._provenance_at: dict[str, JsonObject] = {}
         self.tokenizer: Tokenizer | None = None
         self.known: Cache[tuple[str, int], Known] = Cache(KNOWN_BYTES)
         """The last request of each conversation, for `TokenPath.keys`, by session and length of its opening."""
@@ -90,6 +91,7 @@ class Served:
         if render_process:
             self._start_renders()
         self.provenance = {"polar": __version__, "engine": self.config.kind, "engine_version": self.info.version, **self.path.provenance}
+        self._provenance_at.clear()
 
     async def _first_info(self) -> EngineInfo:
         failures: list[str] = []
@@ -194,6 +196,14 @@ class Served:
                     self._refused_tools[key] = difference
                     log.warning("renderer and engine differ on a tool set; it runs in mode messages", extra={"where": difference})
         return key in self._refused_tools
+
+    def provenance_at(self, url: str) -> JsonObject:
+        """What is recorded of a completion of the engine at `url`: one object for all of them, only to be read, so that the store sees at
+        a glance that nothing has changed."""
+        known = self._provenance_at.get(url)
+        if known is None:
+            known = self._provenance_at[url] = {**self.provenance, "engine_url": url}
+        return known
 
     async def count(self, request: ChatRequest) -> int:
         """Prompt tokens of a normalised request that the engine renders: as it says, or estimated where it can't tell."""
