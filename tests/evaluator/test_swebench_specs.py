@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from evaluator_lab import Lab, git, patch_of, work
+from evaluator_lab import PYTEST, Lab, git, patch_of, work
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_test_map import FIX
+from test_test_map import FIX, TEST_PATCH, put
 
 from polar.errors import ConfigError
 from polar.evaluator import make
@@ -192,6 +192,21 @@ def test_the_verdict_is_the_librarys_except_that_what_was_skipped_is_not_repaire
     assert resolved is (theirs(row, log) and "SKIPPED" not in statuses[:2])
 
 
+def executables(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True, mode=0o755)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+def tools(lab: Lab, folder: Path, texts: dict[str, str]) -> None:
+    """Sandboxes have the repository where the benchmark has it, and these programs; what would install it does nothing."""
+    executables(folder, {"python": "#!/bin/sh\necho $*\n", **texts})
+    lab.defaults["mounts"].append({"source": str(folder), "target": "/opt/tools"})
+    lab.defaults["env"]["PATH"] = "/opt/tools:/usr/local/bin:/usr/bin:/bin"
+    lab.defaults["workdir"] = "/testbed"
+
+
 @with_specs
 @by_case
 async def test_a_verified_row_through_a_sandbox(case: Case, lab: Lab, repository: Path, tmp_path: Path) -> None:
@@ -204,16 +219,10 @@ async def test_a_verified_row_through_a_sandbox(case: Case, lab: Lab, repository
             f"else echo '{case.failed.format(case.fix)}'; fi\n",
         ]
     )
-    tools = {tmp_path / "bin" / name: runner for name in ("pytest", "tox")} | {tmp_path / "bin" / "python": "#!/bin/sh\necho $*\n"}
-    for path, text in (tools | {repository / name: runner for name in ("bin/test", "tests/runtests.py")}).items():
-        path.parent.mkdir(exist_ok=True, mode=0o755)
-        path.write_text(text)
-        path.chmod(0o755)
+    tools(lab, tmp_path / "bin", {"pytest": runner, "tox": runner})
+    executables(repository, {"bin/test": runner, "tests/runtests.py": runner})
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "runners")
-    lab.defaults["mounts"].append({"source": str(tmp_path / "bin"), "target": "/opt/tools"})
-    lab.defaults["env"]["PATH"] = "/opt/tools:/usr/local/bin:/usr/bin:/bin"
-    lab.defaults["workdir"] = "/testbed"
     evaluator = make("swebench", {"instance": row_of(case, git(repository, "rev-parse", "HEAD"))})
     for script, reward in ((FIX, 1), ("true", 0)):
         async with lab.sandbox() as agent:
@@ -222,6 +231,26 @@ async def test_a_verified_row_through_a_sandbox(case: Case, lab: Lab, repository
         verdict = await evaluator.evaluate(lab.evidence(None, patch=patch))
         assert verdict.reward == reward, verdict.report
         assert verdict.metrics == {"fail_to_pass_passed": reward, "pass_to_pass_passed": 1}
+
+
+@with_specs
+async def test_a_verified_row_with_pytest_itself(lab: Lab, repository: Path, tmp_path: Path) -> None:
+    tools(lab, tmp_path / "bin", {"pytest": f'#!/bin/sh\nexec {PYTEST} "$@"\n'})
+    tests = {"FAIL_TO_PASS": '["tests/test_calc.py::test_sub"]', "PASS_TO_PASS": '["tests/test_calc.py::test_add"]'}
+    row = {**ROW, **tests, "test_patch": TEST_PATCH, "base_commit": git(repository, "rev-parse", "HEAD")}
+    evaluator = make("swebench", {"instance": row})
+    skips = "import pytest\n\n\ndef sub(a, b):\n    pytest.skip('not today')\n"
+    for script, reward in (
+        (FIX, 1),
+        ("true", 0),
+        (put("tests/test_calc.py", "def test_sub(): pass\ndef test_add(): pass\n"), 0),
+        (put("calc.py", skips, ">>"), 0),
+    ):
+        async with lab.sandbox() as agent:
+            await work(agent, script)
+            patch = await patch_of(agent)
+        verdict = await evaluator.evaluate(lab.evidence(None, patch=patch))
+        assert verdict.reward == reward, (script, verdict.report)
 
 
 @with_specs
