@@ -28,7 +28,7 @@ from polar.runtime.container_processes import (
     oom_kills,
 )
 from polar.runtime.daemon import Daemon, said
-from polar.runtime.tail import BEGIN, Tail
+from polar.runtime.tail import BEGIN, BEGIN_AND_DRAIN, Tail
 
 T = TypeVar("T")
 TIMED_OUT = 124
@@ -103,7 +103,7 @@ class Container:
         argv, began, emptied = shell.arguments(command), time.monotonic(), False
         while True:
             tail = Tail(keep_bytes, on_output, word := secrets.token_hex(8))
-            started = [*BEGIN, word, *argv]
+            started = [*(BEGIN if stdin is None else BEGIN_AND_DRAIN), word, *argv]
             code = await self._once(started, tail, cwd=cwd, env=env or {}, stdin=stdin, timeout_s=timeout_s, user=user)
             if code is None:
                 return tail.result(TIMED_OUT, began, timed_out=True)

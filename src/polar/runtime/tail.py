@@ -10,6 +10,15 @@ BEGIN = ("/bin/sh", "-c", 'printf %s "$1"; shift; exec "$@"', "sh")
 """With a secret word and a program behind it: prints the word and becomes the program. Only so is it known that a command began, since its
 exit code and its words it can choose; and whose fault a failure is depends on it."""
 
+BEGIN_AND_DRAIN = (
+    "/bin/sh",
+    "-c",
+    'printf %s "$1"; shift; { (exec "$@" 2>&3 3>&-); code=$?; } 3>&2 2> /dev/null; cat > /dev/null 2>&1; exit $code',
+    "sh",
+)
+"""The same for a program with a stdin, whose rest is read here: Podman drops all that a program printed where it ended before its stdin was
+handed over to its end."""
+
 
 class Tail:
     """The last `keep_bytes` of each stream, while everything goes to `on_output`. `word` is cut off the beginning of stdout: `began` says
