@@ -1,10 +1,10 @@
-"""Writes what the documentation takes from the code: `docs/reference.md`, and the tables in `docs/gateway.md`.
+"""Writes what the documentation takes from the code: `docs/reference.md`, and the tables of other pages (`<!-- made: NAME -->`).
 
     python scripts/make_reference.py            # write
     python scripts/make_reference.py --check    # exit 1 if something is stale
 
-Modules are read as source (`ast`), so that field docstrings are seen and nothing needs torch. Only the command's options and the metrics
-are asked of the imported code.
+Modules are read as source (`ast`), so that field docstrings are seen and nothing needs torch. Only the command's options, the metrics and
+the routes are asked of the imported code.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import ast
 import inspect
 import re
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
-GATEWAY = ROOT / "docs" / "gateway.md"
+PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path != REFERENCE]
 
 MODULES = (
     "polar.chat",
@@ -40,6 +41,28 @@ MODULES = (
     "polar.store.base",
     "polar.gateway.config",
     "polar.harness.base",
+    "polar.harness.spec",
+    "polar.harness.agent",
+    "polar.runtime.spec",
+    "polar.runtime.base",
+    "polar.runtime.owner",
+    "polar.runtime.prepare",
+    "polar.runtime.pool",
+    "polar.runtime.reaper",
+    "polar.runtime.relay",
+    "polar.evaluator.base",
+    "polar.evaluator.guards",
+    "polar.evaluator.detector",
+    "polar.tasks.sets",
+    "polar.tasks.request",
+    "polar.tasks.validate",
+    "polar.rollout.models",
+    "polar.rollout.config",
+    "polar.rollout.client",
+    "polar.rollout.client_async",
+    "polar.rollout.stack",
+    "polar.rollout.campaign",
+    "polar.rollout.node.node",
     "polar.testing",
     "polar.testing.gateway",
     "polar.testing.asgi",
@@ -48,7 +71,8 @@ MODULES = (
 HEAD = """# Reference
 
 Made from the docstrings by `scripts/make_reference.py`; don't edit it by hand.
-How to use these pieces: [gateway.md](gateway.md), [engines.md](engines.md), [harnesses.md](harnesses.md), [extending.md](extending.md).
+How to use these pieces: [gateway.md](gateway.md), [engines.md](engines.md), [harnesses.md](harnesses.md), [rollout.md](rollout.md),
+[runtimes.md](runtimes.md), [evaluators.md](evaluators.md), [tasks.md](tasks.md), [extending.md](extending.md).
 """
 
 Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -232,50 +256,151 @@ def default_of(param) -> str:  # type: ignore[no-untyped-def]
     return f"`{value}`" if plain else ""
 
 
-# --- tables in gateway.md -----------------------------------------------------------------------------------------------
+# --- tables of other pages ----------------------------------------------------------------------------------------------
+
+Models = dict[str, str]
+"""Class of the module to the title of its table. A class's table has the fields of the bases that stand beside it in the module, too."""
 
 
 def settings_table() -> str:
-    """The YAML settings: one table per model of `polar.gateway.config`."""
-    tree = ast.parse(source_of("polar.gateway.config").read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    """The YAML settings of a gateway: one table per model."""
     titles = {
         "GatewayConfig": "The file's top level",
         "EngineConfig": "`engines.NAME`: one served model and the servers that serve it",
         "Budgets": "`budgets`: limits per session",
         "TrainSampling": "`train_sampling`: what a `train` session forces",
     }
+    return fields_tables("polar.gateway.config", titles)
+
+
+def rollout_settings_table() -> str:
+    """`polar.yaml`."""
+    titles = {
+        "RolloutConfig": "`rollout`: the service",
+        "Retry": "`rollout.callback_retry`: waiting between deliveries",
+        "NodesConfig": "`gateway`: what nodes have in common",
+        "NodeConfig": "`gateway.nodes[]`: a node",
+        "InferenceConfig": "`gateway.nodes[].inference`: its engine, in short",
+    }
+    return fields_tables("polar.rollout.config", titles)
+
+
+def task_table() -> str:
+    titles = {
+        "TaskRequest": "A task",
+        "EvaluatorSpec": "`evaluator`",
+        "BuilderSpec": "`builder`",
+        "Budget": "`budget`",
+        "EarlyStop": "`early_stop`",
+    }
+    return fields_tables("polar.rollout.models", titles)
+
+
+def runtime_table() -> str:
+    titles = {"RuntimeSpec": "`runtime`", "Step": "`runtime.prepare[]`", "MountSpec": "`runtime.mounts[]`"}
+    return fields_tables("polar.runtime.spec", titles)
+
+
+def evaluator_table(module_name: str, name: str, *parts: str) -> Callable[[], str]:
+    """The configuration of one evaluator; `parts` are models that it holds."""
+    titles = {name: "`config`", **{part: f"`{part}`" for part in parts}}
+    return lambda: fields_tables(module_name, titles)
+
+
+def swebench_table() -> str:
+    """Besides its own it has the fields of `PatchedRepo`, which `test_map`'s table shows."""
+    title = (
+        "`config`; `base_commit`, `patch_command`, `exclude_patterns`, `protect`, `allow` and `apply_timeout_seconds` are as of `test_map`"
+    )
+    return fields_tables("polar.evaluator.swebench", {"SwebenchConfig": title})
+
+
+def fields_tables(module_name: str, titles: Models) -> str:
+    """A table for each model: its fields, types, defaults and what is said of them."""
+    tree = ast.parse(source_of(module_name).read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    choices = literals(module_name)
     lines: list[str] = []
     for name, title in titles.items():
         lines += [f"**{title}**", "", "| setting | type | default | |", "|---|---|---|---|"]
-        body = classes[name].body
-        for item, after in zip(body, [*body[1:], None], strict=True):
-            if not isinstance(item, ast.AnnAssign):
-                continue
-            said = ""
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                said = str(after.value.value).replace("`None`", "Unset")
-            lines.append(f"| `{ast.unparse(item.target)}` | {cell(type_of(item))} | {field_default(item)} | {cell(said)} |")
-        lines.append("")
+        rows: dict[str, str] = {}
+        for node in [*(classes[base] for base in map(ast.unparse, classes[name].bases) if base in classes), classes[name]]:
+            for item, after in zip(node.body, [*node.body[1:], None], strict=True):
+                field = ast.unparse(item.target) if isinstance(item, ast.AnnAssign) else ""
+                if not isinstance(item, ast.AnnAssign) or field.startswith("_"):
+                    continue
+                said = ""
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    said = re.sub(r"^`None`", "Unset", str(after.value.value)).replace("`None`", "unset")
+                rows[field] = f"| `{field}` | {cell(type_of(item, choices))} | {field_default(item)} | {cell(said)} |"
+        lines += [*rows.values(), ""]
     return "\n".join(lines).rstrip()
 
 
-def type_of(item: ast.AnnAssign) -> str:
-    text = ast.unparse(item.annotation)
-    choices = re.fullmatch(r"Literal\[(.*)\]", text)
-    return choices[1].replace("'", "").replace(",", " or") if choices else text.replace(" | None", "")
+def literals(module_name: str) -> dict[str, str]:
+    """The aliases of `Literal[...]` that a module defines, and that it takes from others of ours: name to that text."""
+    found: dict[str, str] = {}
+    for node in ast.parse(source_of(module_name).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(("polar.evaluator.", "polar.runtime.spec")):
+            inner = literals(node.module)
+            found |= {alias.name: inner[alias.name] for alias in node.names if alias.name in inner}
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
+            found[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+    return found
+
+
+def type_of(item: ast.AnnAssign, choices: dict[str, str]) -> str:
+    text = re.sub(r"\b\w+\b", lambda word: choices.get(word[0], word[0]), ast.unparse(item.annotation))
+    text = re.sub(r"Literal\[([^\]]*)\]", lambda match: match[1].replace("'", "").replace(",", " or"), text)
+    return text.removesuffix(" | None").replace(" | ", " or ")
 
 
 def field_default(item: ast.AnnAssign) -> str:
-    if item.value is None:
+    value = item.value
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+        given = {keyword.arg: keyword.value for keyword in value.keywords}
+        if value.args:
+            value = value.args[0]
+        elif "default_factory" in given:
+            text = ast.unparse(given["default_factory"]).removeprefix("lambda: ")
+            known = {"list": "`[]`", "dict": "`{}`", "socket.gethostname": "the machine's name"}
+            return known.get(text, "see below" if text[0].isupper() or text.startswith("list(") else f"`{text}`")
+        else:
+            value = given.get("default")
+    if value is None:
         return "required"
-    text = ast.unparse(item.value)
-    known = re.search(r"default=([^,)]+)", text)
-    if known:
-        text = known[1]
-    if "default_factory" in text or text.endswith("()"):
-        return "see below" if text.endswith("()") else "`{}`"
-    return "" if text == "None" else f"`{text.strip(chr(39)).replace('True', 'true').replace('False', 'false')}`"
+    text = ast.unparse(value)
+    if text.endswith("()"):
+        return "see below"
+    return "" if text in ("None", "''") else f"`{text.strip(chr(39)).replace('True', 'true').replace('False', 'false')}`"
+
+
+def routes_table() -> str:
+    """The rollout service's HTTP API, as its own page shows it."""
+    from polar.rollout.api import endpoints
+
+    lines = ["| route | |", "|---|---|"]
+    for one in endpoints(types.SimpleNamespace(database=None)):  # type: ignore[arg-type]
+        query = "".join(f"<br>`?{name}` {why}" for name, why in one.query.items())
+        lines.append(f"| `{one.method} {one.path.replace(':path', '')}` | {cell(one.summary + query)} |")
+    return "\n".join(lines)
+
+
+def service_metrics_table() -> str:
+    """The rollout service's metrics, as it exposes them."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from polar.rollout.metrics import exposition
+
+    one = {"any": 1}
+    retries = {"by_turns": {"any": {"attempts": 1, "failed": 1}}, "by_code": one}
+    counted = ("tasks", "sessions", "sessions_by_status", "outcomes", "deliveries")
+    overview = {**dict.fromkeys(counted, one), "retries": retries, "nodes": [{"status": "up"}]}
+    lines = ["| metric | label | |", "|---|---|---|"]
+    for family in text_string_to_metric_families(exposition(overview, None).decode()):
+        labels = ", ".join(f"`{label}`" for label in family.samples[0].labels)
+        lines.append(f"| `{family.name}` | {labels} | {family.documentation} |")
+    return "\n".join(lines)
 
 
 def metrics_table() -> str:
@@ -295,7 +420,24 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-TABLES: dict[str, Callable[[], str]] = {"settings": settings_table, "metrics": metrics_table}
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "metrics": metrics_table,
+    "rollout_settings": rollout_settings_table,
+    "task": task_table,
+    "runtime": runtime_table,
+    "routes": routes_table,
+    "service_metrics": service_metrics_table,
+    "command": evaluator_table("polar.evaluator.command", "CommandConfig"),
+    "harbor": evaluator_table("polar.evaluator.harbor", "HarborConfig", "Artifact"),
+    "test_map": evaluator_table("polar.evaluator.test_map", "MappedTestsConfig"),
+    "swebench": swebench_table,
+    "answer": evaluator_table("polar.evaluator.answer", "AnswerConfig"),
+    "judge": evaluator_table("polar.evaluator.judge", "JudgeConfig", "Criterion"),
+    "python": evaluator_table("polar.evaluator.python", "PythonConfig"),
+    "composition": evaluator_table("polar.evaluator.composition", "CompositionConfig"),
+    "part": evaluator_table("polar.rollout.models", "WeightedEvaluator"),
+}
 
 
 def with_tables(page: str) -> str:
@@ -308,7 +450,7 @@ def with_tables(page: str) -> str:
 
 
 def main() -> int:
-    wanted = {REFERENCE: reference(), GATEWAY: with_tables(GATEWAY.read_text(encoding="utf-8"))}
+    wanted = {REFERENCE: reference(), **{page: with_tables(page.read_text(encoding="utf-8")) for page in PAGES}}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

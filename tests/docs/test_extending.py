@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -17,7 +18,12 @@ from starlette.routing import Route
 import polar
 from polar.dialects import base as dialects
 from polar.engines import base as engines
+from polar.errors import ConfigError
+from polar.evaluator import base as evaluators
 from polar.harness import base as harnesses
+from polar.runtime import Place, RuntimeSpec, create
+from polar.runtime import base as runtimes
+from polar.runtime.container_config import body
 from polar.testing import fake_logprob, serve_app
 from polar.tokens.tokenizer import load_tokenizer
 
@@ -29,7 +35,7 @@ Example = Callable[[str], types.ModuleType]
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Example]:
     """Runs one file of the page as a module; what it registers is forgotten afterwards."""
-    for room in (dialects, engines, harnesses):
+    for room in (dialects, engines, evaluators, harnesses, runtimes):
         monkeypatch.setattr(room, "_REGISTRY", dict(room._REGISTRY))
     blocks = {name: text for text, name in re.findall(r"```python\n(# (\S+\.py)\n.*?)```", PAGE.read_text(), re.DOTALL)}
 
@@ -69,6 +75,22 @@ async def test_the_engine_is_checked_and_called_trainable(example: Example, tmp_
 async def test_the_harness_runs_and_its_call_is_recorded(example: Example, tmp_path: Path) -> None:
     example("src/polar/harness/one_shot.py")
     await example("try_one_shot.py").try_one_shot(tmp_path, TINY)
+
+
+async def test_the_runtime_is_found_by_its_name_and_asks_for_its_kernel(example: Example, tmp_path: Path) -> None:
+    example("src/polar/runtime/gvisor.py")
+    place = Place("one", "owner", tmp_path)
+    runtime = create(RuntimeSpec(backend="gvisor", image="debian"), place)
+    assert body(runtime.spec, place, image="debian", workdir="/workspace", podman=None)["HostConfig"]["Runtime"] == "runsc"
+    assert "runsc" in (await type(runtime).unavailable() or "runsc")
+    with pytest.raises(ConfigError):
+        create(RuntimeSpec(backend="gvisor", kwargs={"nonsense": 1}), place)
+
+
+async def test_the_evaluator_judges_a_real_sandbox(example: Example, tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o755)  # its user is another one, where root runs this
+    example("src/polar/evaluator/prints.py")
+    await example("try_prints.py").try_prints(tmp_path)
 
 
 def acme_server() -> Starlette:

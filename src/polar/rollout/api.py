@@ -47,10 +47,15 @@ class Json(Response):
         return content if isinstance(content, bytes) else orjson.dumps(content)
 
 
+def endpoints(service: Service) -> list[Endpoint]:
+    """All that the API serves, but for its own description."""
+    return [*_general(service), *_tasks(service), *_sessions(service), *node_endpoints(service)]
+
+
 def application(service: Service) -> Starlette:
     """The ASGI app, without its guard."""
-    endpoints = [*_general(service), *_tasks(service), *_sessions(service), *node_endpoints(service)]
-    described = document(endpoints)
+    served = endpoints(service)
+    described = document(served)
 
     async def openapi(request: Request) -> Response:
         return Json(described)
@@ -58,11 +63,11 @@ def application(service: Service) -> Starlette:
     async def docs(request: Request) -> Response:
         return HTMLResponse(page(described))
 
-    endpoints += [
+    served += [
         Endpoint("GET", "/openapi.json", "This API, as an OpenAPI document", openapi),
         Endpoint("GET", "/docs", "This API, to be read", docs, answer="text/html"),
     ]
-    routes = [Route(one.path, answering(one.handler), methods=[one.method]) for one in endpoints]
+    routes = [Route(one.path, answering(one.handler), methods=[one.method]) for one in served]
     return Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
 
 
