@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from polar.runtime.container_processes import (
     end,
     end_all,
     oom_kills,
+    started_by,
 )
 from polar.runtime.daemon import Daemon, said
 from polar.runtime.tail import BEGIN, BEGIN_AND_DRAIN, Tail
@@ -36,8 +37,11 @@ KILLED = 137
 COMMAND_AT_FAULT, CANNOT_BEGIN = (126, 127), 126
 """What daemons say, and what is said here, of a command that never began because its folder or its user does not exist."""
 BEGIN_TRIES = 100
-SETTLE_S = 0.3
-"""How long output is still read after a command's end where something that it left behind holds its stdout."""
+SETTLE_S, LAG_S = 0.3, 10.0
+"""How long output is still read after a command's end: where something that it left behind holds its stdout, and where nothing does, so
+that its end is only late."""
+START_S = 120.0
+"""How long a daemon may take to start a command. Until then it shows one that has not begun as one that has ended, with exit code 0."""
 
 
 _SETTLE = """
@@ -133,8 +137,12 @@ class Container:
         since = await view.now()
         exec_id = await self._create(argv, cwd, {**self._own(user), **env, EXEC_VARIABLE: mark}, user, stdin is not None)
         code = None
+
+        async def alone() -> bool:
+            return not started_by(await view.processes(), mark, since=since, first=view.first)
+
         try:
-            code = await self._follow(exec_id, stdin, tail, timeout_s)
+            code = await self._follow(exec_id, stdin, tail, timeout_s, alone)
         finally:
             if code is None:  # its time ran out, it was cancelled, or the sandbox failed under it
                 await even_if_cancelled(self._end(view, mark, since))
@@ -186,17 +194,21 @@ class Container:
             made = await container.exec(argv, stdin=stdin, environment=env, workdir=cwd, user=user or "")
             return made.id
 
-    async def _follow(self, exec_id: str, stdin: bytes | None, tail: Tail, timeout_s: float | None) -> int | None:
-        """The command's exit code, `None` when its time ran out."""
+    async def _follow(
+        self, exec_id: str, stdin: bytes | None, tail: Tail, timeout_s: float | None, alone: Callable[[], Awaitable[bool]] | None = None
+    ) -> int | None:
+        """The command's exit code, `None` when its time ran out. `alone`: whether nothing that it started is left."""
         with said(f"a command in the sandbox {self.place.id}"):
             attached = await Attached.open(self.daemon.address, self.daemon.api, exec_id)
         try:
             async with asyncio.timeout(timeout_s) as limit, asyncio.TaskGroup() as tasks:
                 feeding = tasks.create_task(attached.feed(stdin)) if stdin is not None else None
                 reading = tasks.create_task(_read(attached, tail))
-                watching = tasks.create_task(self._end_of(exec_id, reading))
+                watching = tasks.create_task(self._end_of(exec_id, reading, tail))
                 await asyncio.wait({watching})
                 await asyncio.wait({reading}, timeout=SETTLE_S)
+                if not reading.done() and not watching.cancelled() and watching.exception() is None and alone is not None and await alone():
+                    await asyncio.wait({reading}, timeout=LAG_S)
                 for task in (feeding, reading):
                     if task is not None:
                         task.cancel()
@@ -210,16 +222,16 @@ class Container:
         finally:
             attached.close()
 
-    async def _end_of(self, exec_id: str, reading: asyncio.Task[None]) -> int:
+    async def _end_of(self, exec_id: str, reading: asyncio.Task[None], tail: Tail) -> int:
         """Waits for the command's end and returns its exit code. Nearly always that is the end of its output; but something that it left
         behind may hold its stdout, and it may close its stdout and go on."""
         await asyncio.wait({reading}, timeout=1.0)
-        pause = 0.005
+        pause, began = 0.005, time.monotonic()
         while True:
             with said(f"a command in the sandbox {self.place.id}"):
                 shown = await self._shown(exec_id)
             pid = int(shown.get("Pid") or 0)
-            if not shown["Running"]:
+            if not shown["Running"] and (tail.began or reading.done() or time.monotonic() - began > START_S):
                 return int(shown["ExitCode"])
             if self.here and belongs(pid, self.place.id):
                 await _ended(pid, reading)
