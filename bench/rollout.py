@@ -215,6 +215,7 @@ async def arm(folder: Path, name: str, work: Sequence[Session], node: dict[str, 
         "calls at the engine, peak": watch.marks["end"]["peak_asked"],
         "busy %": 100 * watch.busy("warm", "last begun"),
         "busy % with start and end": 100 * watch.busy("start", "end"),
+        "of that the machine was late %": 100 * (1 - watch.marks["end"]["asked_s"] / watch.marks["end"]["busy_s"]),
         "s": seconds,
         "CPU cores used": sum(cpu.values()) / seconds,
     }

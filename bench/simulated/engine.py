@@ -36,7 +36,8 @@ class Slots:
 
     def reset(self, capacity: int | None) -> None:
         self.capacity = capacity
-        self.busy_s = 0.0
+        self.busy_s = self.asked_s = 0.0
+        """Slot seconds that were used, and those that ended calls had asked for: what is more is this machine being late."""
         self.calls = 0
         self.peak = self.peak_asked = self.used
         self.began: float | None = None
@@ -100,6 +101,7 @@ class Simulation:
         await self.slots.take()
         try:
             await asyncio.sleep(float(found[-1]))
+            self.slots.asked_s += float(found[-1])
         finally:
             self.slots.give_back()
         return Reply(text=ANSWER)
@@ -120,6 +122,7 @@ class Simulation:
                 "now": now,
                 "began": slots.began,
                 "busy_s": slots.busy_s,
+                "asked_s": slots.asked_s,
                 "used": slots.used,
                 "calls": slots.calls,
                 "peak": slots.peak,

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 _REPORTS: TypeAdapter[list[StateReport]] = TypeAdapter(list[StateReport])
 
 
+SMALL = 32_000
+"""Bytes of a result that are read at once; the reading of a larger one would keep others waiting, and has a thread of its own."""
+
+
+def _read(raw: bytes) -> Delivered:
+    return Delivered.of(SessionResult.model_validate_json(raw))
+
+
 def node_endpoints(service: Service) -> list[Endpoint]:
     from polar.rollout.api import Json, parsed, wrong  # they are made there for both files
 
@@ -54,7 +62,7 @@ def node_endpoints(service: Service) -> list[Endpoint]:
     async def result(request: Request) -> Response:
         raw = await request.body()
         try:
-            delivered = await asyncio.to_thread(lambda: Delivered.of(SessionResult.model_validate_json(raw)))
+            delivered = _read(raw) if len(raw) < SMALL else await asyncio.to_thread(_read, raw)
         except ValidationError as error:
             raise RolloutError(wrong(error), code="invalid_request", status=422) from error
         except ValueError as error:

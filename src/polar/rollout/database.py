@@ -60,6 +60,9 @@ def unpacked(body: bytes) -> bytes:
     return zstandard.decompress(body[1:]) if body[:1] == b"\x01" else bytes(body[1:])
 
 
+_LAST_EVENT = select(func.max(tables.events.c.seq))
+
+
 class Transaction:
     """What a change works with: the connection, one moment (`now`, Unix seconds) for all of it, its events, and who is to be woken
     once it is on disk (`schedule`, `cancel`, `deliver`, `save`; listeners to events are woken by themselves)."""
@@ -76,7 +79,7 @@ class Transaction:
     def close(self) -> None:
         """Numbers the events and writes them."""
         if self._events:
-            last = self.connection.execute(select(func.max(tables.events.c.seq))).scalar() or 0
+            last = self.connection.execute(_LAST_EVENT).scalar() or 0
             rows = [{"seq": last + number, **event} for number, event in enumerate(self._events, 1)]
             self.connection.execute(insert(tables.events), rows)
             self.wake.add("events")

@@ -61,11 +61,36 @@ def dumped(result: SessionResult) -> bytes:
     return orjson.dumps({**result.model_dump(exclude={"trajectory"}), "trajectory": result.trajectory})
 
 
+_TASK = select(tasks).where(tasks.c.id == bindparam("b_task"))
+_DONE = (
+    update(sessions)
+    .where(sessions.c.id == bindparam("b_id"))
+    .values(
+        state="done",
+        status=bindparam("b_status"),
+        outcome=bindparam("b_outcome"),
+        reward=bindparam("b_reward"),
+        error_code=bindparam("b_code"),
+        error=bindparam("b_error"),
+        node=bindparam("b_node"),
+        turns=bindparam("b_turns"),
+        sampled_tokens=bindparam("b_tokens"),
+        finish_number=bindparam("b_number"),
+        finished=bindparam("b_finished"),
+    )
+)
+_RELEASED = (
+    update(attempts)
+    .where(attempts.c.session.in_(bindparam("b_sessions", expanding=True)), attempts.c.state.in_(ACTIVE))
+    .values(state="cancelling")
+)
+
+
 def finish(tx: Transaction, task: Row[Any], ended: Sequence[tuple[Row[Any], Ending]]) -> None:
     """Ends sessions of one task that are not done. The task ends with the last of them; an early stop may end the others."""
     if not ended:
         return
-    before = tx.connection.execute(select(tasks).where(tasks.c.id == task.id)).one()
+    before = tx.connection.execute(_TASK, {"b_task": task.id}).one()
     number = before.done
     good = sum(ending.outcome in ("graded", "policy") for _, ending in ended)
     usable = sum(ending.outcome in ("graded", "policy") and ending.reward is not None for _, ending in ended)
@@ -102,24 +127,7 @@ def finish(tx: Transaction, task: Row[Any], ended: Sequence[tuple[Row[Any], Endi
             attempt=ending.attempt,
             node_id=ending.node or session.node,
         )
-    tx.connection.execute(
-        update(sessions)
-        .where(sessions.c.id == bindparam("b_id"))
-        .values(
-            state="done",
-            status=bindparam("b_status"),
-            outcome=bindparam("b_outcome"),
-            reward=bindparam("b_reward"),
-            error_code=bindparam("b_code"),
-            error=bindparam("b_error"),
-            node=bindparam("b_node"),
-            turns=bindparam("b_turns"),
-            sampled_tokens=bindparam("b_tokens"),
-            finish_number=bindparam("b_number"),
-            finished=tx.now,
-        ),
-        rows,
-    )
+    tx.connection.execute(_DONE, [{**row, "b_finished": tx.now} for row in rows])
     tx.connection.execute(insert(results), bodies)
     if task.session_callbacks and task.callback_url:
         tx.connection.execute(insert(deliveries), [owed(tx, task, f"{row.id}.{end.attempt}", row.id) for row, end in ended])
@@ -211,9 +219,7 @@ def _written(task: Row[Any], session: Row[Any], ending: Ending) -> SessionResult
 def _release(tx: Transaction, ids: list[str]) -> None:
     """What still runs for these sessions is wanted no more."""
     for start in range(0, len(ids), 500):  # databases limit the parameters of a statement
-        own = attempts.c.session.in_(ids[start : start + 500])
-        query = update(attempts).where(own, attempts.c.state.in_(ACTIVE)).values(state="cancelling")
-        if tx.connection.execute(query).rowcount:
+        if tx.connection.execute(_RELEASED, {"b_sessions": ids[start : start + 500]}).rowcount:
             tx.wake |= {"cancel", "schedule"}
 
 

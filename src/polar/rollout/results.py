@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 
 from polar.rollout.database import Transaction, compressed
 from polar.rollout.ending import ACTIVE, Ending, attempt_failed, dumped, finish
@@ -59,37 +59,58 @@ class Answer:
     word: str
 
 
+_SESSION = select(sessions).where(sessions.c.id == bindparam("b_session"))
+_ATTEMPT = select(attempts).where(attempts.c.session == bindparam("b_session"), attempts.c.number == bindparam("b_number"))
+_TASK = select(tasks).where(tasks.c.id == bindparam("b_task"))
+_NEWER = (
+    select(attempts.c.number)
+    .where(
+        attempts.c.session == bindparam("b_session"), attempts.c.number > bindparam("b_number"), attempts.c.end.in_(("failed", "result"))
+    )
+    .limit(1)
+)
+_ENDED = (
+    update(attempts)
+    .where(attempts.c.session == bindparam("b_session"), attempts.c.number == bindparam("b_number"))
+    .values(
+        state="ended",
+        end=bindparam("b_end"),
+        ended=bindparam("b_ended"),
+        turns=bindparam("b_turns"),
+        code=bindparam("b_code"),
+        status=bindparam("b_status"),
+    )
+)
+
+
 def accept(tx: Transaction, delivered: Delivered) -> Answer:
     """Takes the result, if it is wanted."""
     result = delivered.result
-    session = tx.connection.execute(select(sessions).where(sessions.c.id == result.session_id)).first()
+    here = {"b_session": result.session_id, "b_number": result.attempt}
+    session = tx.connection.execute(_SESSION, {"b_session": result.session_id}).first()
     if session is None:
         return Answer(410, "unknown")
-    here = (attempts.c.session == session.id, attempts.c.number == result.attempt)
-    attempt = tx.connection.execute(select(attempts).where(*here)).first()
+    attempt = tx.connection.execute(_ATTEMPT, here).first()
     if attempt is None:
         return Answer(410, "unknown")
     if attempt.end in ("result", "failed"):
         return Answer(200, "duplicate")
+    ended = {**here, "b_ended": tx.now, "b_turns": result.turns}
     if session.state == "done":
         if attempt.state != "ended":
-            tx.connection.execute(update(attempts).where(*here).values(state="ended", end="cancelled", ended=tx.now, turns=result.turns))
+            tx.connection.execute(_ENDED, {**ended, "b_end": "cancelled", "b_code": attempt.code, "b_status": attempt.status})
             tx.wake.add("schedule")
         return Answer(410, "not wanted")
-    task = tx.connection.execute(select(tasks).where(tasks.c.id == session.task)).one()
+    task = tx.connection.execute(_TASK, {"b_task": session.task}).one()
     current = attempt.state in ACTIVE
     if result.outcome in ("infrastructure", "cancelled"):  # cancelled, and not by this service: the node ended
         if not current:
             return Answer(410, "lost")
         attempt_failed(tx, task, session, attempt, "failed", _failure(delivered))
         return Answer(200, "retried")
-    newer = select(attempts.c.number).where(
-        attempts.c.session == session.id, attempts.c.number > attempt.number, attempts.c.end.in_(("failed", "result"))
-    )
-    if not current and tx.connection.execute(newer.limit(1)).first() is not None:
+    if not current and tx.connection.execute(_NEWER, here).first() is not None:
         return Answer(410, "superseded")
-    ended = {"state": "ended", "end": "result", "ended": tx.now, "turns": result.turns, "code": result.error_code}
-    tx.connection.execute(update(attempts).where(*here).values(**ended, status=result.status))
+    tx.connection.execute(_ENDED, {**ended, "b_end": "result", "b_code": result.error_code, "b_status": result.status})
     finish(tx, task, [(session, Ending.of(result, delivered.body))])
     tx.wake.add("schedule")
     return Answer(200, "accepted")
@@ -106,29 +127,67 @@ def _failure(delivered: Delivered) -> Ending:
 
 
 def moved(tx: Transaction, reports: list[StateReport]) -> None:
-    """Notes where attempts are. What comes out of order does not go backwards."""
+    """Notes where attempts are. What comes out of order does not go backwards. A list costs a few statements, however long it is."""
+    known = _standing(tx, {(report.session_id, report.attempt) for report in reports})
+    changed: dict[tuple[str, int], _Standing] = {}
     for report in reports:
-        row = tx.connection.execute(
-            select(attempts.c.status, attempts.c.state, attempts.c.turns, tasks.c.name)
-            .join(sessions, sessions.c.id == attempts.c.session)
-            .join(tasks, tasks.c.id == sessions.c.task)
-            .where(attempts.c.session == report.session_id, attempts.c.number == report.attempt)
-        ).first()
-        if row is None or row.state not in ACTIVE:
+        key = (report.session_id, report.attempt)
+        at = known.get(key)
+        if at is None:
             continue
-        here = (attempts.c.session == report.session_id, attempts.c.number == report.attempt)
         if report.warning:
-            tx.emit("session.warning", row.name, report.session_id, attempt=report.attempt, warning=report.warning)
-        if report.turns is not None and report.turns > (row.turns or 0):
-            tx.connection.execute(update(attempts).where(*here).values(turns=report.turns))
-        if report.status is None or _position(report.status) <= _position(row.status):
+            tx.emit("session.warning", at.task, report.session_id, attempt=report.attempt, warning=report.warning)
+        if report.turns is not None and report.turns > (at.turns or 0):
+            at.turns = report.turns
+            changed[key] = at
+        if report.status is None or _position(report.status) <= _position(at.status):
             continue
-        tx.connection.execute(update(attempts).where(*here).values(status=report.status))
+        at.status = report.status
+        changed[key] = at
         if report.status not in FINAL:  # how a session ends, its result says
-            tx.connection.execute(update(sessions).where(sessions.c.id == report.session_id).values(status=report.status))
-        tx.emit(
-            "session.state_changed", row.name, report.session_id, attempt=report.attempt, status=report.status, at=report.time or tx.now
-        )
+            at.shown = report.status
+        tx.emit("session.state_changed", at.task, report.session_id, attempt=report.attempt, status=report.status, at=report.time or tx.now)
+    if changed:
+        rows = [{"b_session": key[0], "b_number": key[1], "b_status": at.status, "b_turns": at.turns} for key, at in changed.items()]
+        tx.connection.execute(_MOVED, rows)
+    shown = [{"b_session": key[0], "b_status": at.shown} for key, at in changed.items() if at.shown is not None]
+    if shown:
+        tx.connection.execute(_SHOWN, shown)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Where an attempt is. `shown` is the status that its session gets; `None`: it keeps its own."""
+
+    task: str
+    status: str
+    turns: int | None
+    shown: str | None = None
+
+
+_MOVED = (
+    update(attempts)
+    .where(attempts.c.session == bindparam("b_session"), attempts.c.number == bindparam("b_number"))
+    .values(status=bindparam("b_status"), turns=bindparam("b_turns"))
+)
+_SHOWN = update(sessions).where(sessions.c.id == bindparam("b_session")).values(status=bindparam("b_status"))
+_STANDING = (
+    select(attempts.c.session, attempts.c.number, attempts.c.status, attempts.c.turns, tasks.c.name)
+    .join(sessions, sessions.c.id == attempts.c.session)
+    .join(tasks, tasks.c.id == sessions.c.task)
+    .where(attempts.c.session.in_(bindparam("b_sessions", expanding=True)), attempts.c.state.in_(ACTIVE))
+)
+
+
+def _standing(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], _Standing]:
+    """Those of these attempts that still run."""
+    names = sorted({session for session, _ in keys})
+    found: dict[tuple[str, int], _Standing] = {}
+    for start in range(0, len(names), 500):  # databases limit the parameters of a statement
+        for row in tx.connection.execute(_STANDING, {"b_sessions": names[start : start + 500]}).all():
+            if (row.session, row.number) in keys:
+                found[row.session, row.number] = _Standing(row.name, row.status, row.turns)
+    return found
 
 
 def _position(status: str) -> int:

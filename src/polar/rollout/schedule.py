@@ -189,13 +189,17 @@ def _tasks(tx: Transaction, ids: list[int]) -> dict[int, TaskRequest]:
     return {row.id: TaskRequest.model_validate_json(unpacked(row.request)) for row in rows}
 
 
+_HERE = (attempts.c.session == bindparam("b_session"), attempts.c.number == bindparam("b_number"))
+_STATE = select(attempts.c.state).where(*_HERE)
+_TAKEN = update(attempts).where(*_HERE, attempts.c.state == "dispatching").values(state="accepted", accepted=bindparam("b_now"))
+
+
 def accepted(tx: Transaction, session: str, attempt: int) -> bool:
     """The node has it. False: it is not wanted any more, and the node has to be told."""
-    here = (attempts.c.session == session, attempts.c.number == attempt)
-    taken = update(attempts).where(*here, attempts.c.state == "dispatching").values(state="accepted", accepted=tx.now)
-    if tx.connection.execute(taken).rowcount:
+    here = {"b_session": session, "b_number": attempt}
+    if tx.connection.execute(_TAKEN, {**here, "b_now": tx.now}).rowcount:
         return True
-    state = tx.connection.execute(select(attempts.c.state).where(*here)).scalar()
+    state = tx.connection.execute(_STATE, here).scalar()
     return state not in ("cancelling", "ended", None)
 
 
