@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import re
@@ -34,6 +35,7 @@ from polar.runtime import registered as runtimes
 from polar.tasks import SETS, harbor, to_request
 from polar.tasks.lines import Line
 from polar.testing import serve_scripted
+from polar.testing.rollout import TOKEN, stub_rollouts
 
 ROOT = Path(__file__).parents[2]
 TINY = Path(polar.__file__).parent / "assets" / "tiny-qwen3"
@@ -258,6 +260,20 @@ async def test_the_python_of_the_gateway_page_runs(tmp_path: Path) -> None:
     ((prompt_ids, sampled_ids, logprobs),) = await page["trainable"](store, session_id)
     assert len(prompt_ids)
     assert len(sampled_ids) == len(logprobs)
+
+
+async def test_the_python_of_the_rollout_page_runs(tmp_path: Path) -> None:
+    pages: list[dict[str, Any]] = []
+    for block in blocks(ROOT / "docs" / "rollout.md", "python"):
+        pages.append({"__name__": "page"})
+        exec(compile(block, "rollout.md", "exec"), pages[-1])
+    async with stub_rollouts(tmp_path) as (_, url):
+        task = {"task_id": "storm", "instruction": "x", "num_samples": 3, "agent": {"harness": "pi"}}
+        rewards = await asyncio.to_thread(pages[0]["rewards"], task, url=url, token=TOKEN)
+        assert len(rewards) == 3
+        assert None not in rewards
+        groups = await pages[1]["groups"](url, TOKEN)
+        assert {name: len(found) for name, found in groups.items()} == {"one": 2, "two": 2}
 
 
 def test_what_is_made_from_the_code_is_fresh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
