@@ -139,7 +139,7 @@ async def test_a_reward_that_the_agent_writes_itself_is_worth_nothing(sandboxes:
 async def test_a_program_that_looks_for_the_tests_finds_nothing(sandboxes: Sandboxes, tmp_path: Path) -> None:
     command = """cat > report.py <<'X'
 import glob, json, os, subprocess
-search = "find / -name cases.json -not -path '*/bundled_coding/*' 2>/dev/null"
+search = "find / -name cases.json 2>/dev/null"
 found = subprocess.run(search, shell=True, capture_output=True, text=True).stdout.split()
 names = [*found, *glob.glob(os.environ.get("VERIFIER_TESTS", "/tests") + "/cases.json")]
 want = {}

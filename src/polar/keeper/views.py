@@ -241,6 +241,9 @@ def bubblewrap(config: Mapping[str, object]) -> tuple[View, subprocess.Popen[byt
             _bind(handle, staged, False)
             os.close(handle)
             arguments += ["--ro-bind" if bind.read_only else "--bind", staged, bind.target]
+        for path in (str(one) for one in _items(config["hide"])):
+            if os.path.isdir(path) and any(path.startswith(f"{bind.target}/") for bind in binds):
+                arguments += ["--tmpfs", path]
     except OSError as error:
         raise Failed(f"the mounts for bubblewrap could not be made: {error}") from error
     return _join(config, arguments)

@@ -163,6 +163,7 @@ class BubblewrapRuntime(Kept):
             "image": self.spec.image,
             "layers": str(layers),
             "binds": binds,
+            "hide": [str(one) for one in self.place.hidden] if self.spec.image is None else [],
             "uid": self._uid,
             "argv": self._arguments(options),
             "uid_inside": UID if self._uid is not None else None,

@@ -24,6 +24,7 @@ from polar.harness.agent import AgentRun
 from polar.harness.base import Endpoint
 from polar.harness.spec import AgentSpec
 from polar.rollout.models import TaskRequest
+from polar.rollout.node.hidden import BUNDLED_TASKS
 from polar.rollout.node.history import hide_solutions
 from polar.rollout.node.sandboxes import FreshSandboxes, Sandboxes
 from polar.rollout.node.stages import Slots
@@ -114,7 +115,7 @@ async def stage(runtime: RuntimeSpec) -> AsyncIterator[Sandboxes]:
         raise ConfigError(unavailable)
     scratch = Path(tempfile.mkdtemp(prefix="polar-validate-"))
     owner = Owner.open(scratch / "sandboxes")
-    sandboxes = Sandboxes(owner, gateway=None)
+    sandboxes = Sandboxes(owner, gateway=None, hidden=BUNDLED_TASKS)
     try:
         yield sandboxes
     finally:

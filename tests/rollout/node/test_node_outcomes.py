@@ -26,7 +26,7 @@ async def test_a_graded_attempt_has_rows_with_its_reward(world: Build) -> None:
     assert (result.turns, result.exit_code, result.answer, result.delivery_id) == (2, 0, "done", "ses_1.0")
     assert result.metrics == {"passed": 2.0}
     assert result.metadata["x"] == 1
-    assert result.metadata["evaluation"] == {"said": "well done"}
+    assert result.metadata["run"]["evaluation"] == {"said": "well done"}
     assert result.trajectory is not None
     trajectory = Trajectory.from_json(result.trajectory)
     assert trajectory.status == "COMPLETED"
@@ -72,7 +72,7 @@ async def test_a_budget_of_turns_is_the_policys(world: Build) -> None:
     async with world().node() as node:
         result = await result_of(node, dispatch("call 5", budget={"max_turns": 2}))
     assert (result.outcome, result.error_code, result.turns, result.reward) == ("policy", "max_turns", 2, 1.0)
-    assert result.metadata["refused_calls"] == {"budget": 1}
+    assert result.metadata["run"]["refused_calls"] == {"budget": 1}
 
 
 def dies_after(calls: int) -> Callable[[Call], Reply | str]:

@@ -372,18 +372,21 @@ class Attempt:
         return result
 
     def _metadata(self) -> JsonObject:
-        found: JsonObject = {**self.request.metadata, "builder": self.request.builder.strategy}
+        """The caller's own, untouched, and under `run` what the node knows of the attempt."""
         spec = self.request.runtime or self._equipment.config.default_runtime
-        found["runtime"] = {"backend": spec.backend, "image": spec.image, "network": spec.effective_network}
+        run: JsonObject = {
+            "builder": self.request.builder.strategy,
+            "runtime": {"backend": spec.backend, "image": spec.image, "network": spec.effective_network},
+        }
         if self._agent is not None:
-            found["harness"] = {"name": self._agent.harness.name, "version": self._agent.version or self._agent.harness.version}
+            run["harness"] = {"name": self._agent.harness.name, "version": self._agent.version or self._agent.harness.version}
         if self._grading is not None:
-            found |= self._grading.facts()
+            run |= self._grading.facts()
         if self.capture is not None:
-            found["engine"] = self.capture.served.provenance
+            run["engine"] = self.capture.served.provenance
             if self.capture.refused:
-                found["refused_calls"] = self.capture.refused
-        return found
+                run["refused_calls"] = self.capture.refused
+        return {**self.request.metadata, "run": run}
 
     # --- telling -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from polar.chat import JsonObject
 from polar.errors import ConfigError, PolarError, RolloutError, SandboxError, StoreError
 from polar.gateway.config import reachable
 from polar.gateway.gateway import Gateway
+from polar.rollout import roots
 from polar.rollout.config import NodeConfig, Retry
 from polar.rollout.models import (
     FINAL,
@@ -37,6 +38,7 @@ from polar.rollout.node.books import Books
 from polar.rollout.node.deliveries import Deliveries
 from polar.rollout.node.feed import Feed
 from polar.rollout.node.grading import BuildThread
+from polar.rollout.node.hidden import hidden_places
 from polar.rollout.node.link import Link, Orders
 from polar.rollout.node.sandboxes import Sandboxes
 from polar.rollout.node.spool import Accepted, Spool
@@ -84,7 +86,14 @@ class Node:
         self._service_url = service_url
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(gateway.config.host, gateway.config.host)
         pool = Pool(remove=owner.remove, warm=config.warm)
-        self.sandboxes = Sandboxes(owner, gateway=(host, gateway.config.port), allow=config.allow, pool=pool, warm=config.warm)
+        self.sandboxes = Sandboxes(
+            owner,
+            gateway=(host, gateway.config.port),
+            allow=config.allow,
+            pool=pool,
+            warm=config.warm,
+            hidden=hidden_places(config, gateway.config.store_url),
+        )
         self._build_thread = BuildThread()
         self._equipment = Equipment(config, gateway, self.stages, self.sandboxes, self.artifacts, self._build_thread, self._tell)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -113,6 +122,7 @@ class Node:
 
     async def start(self) -> None:
         """Cleans up what an earlier process of this node left, then takes dispatches."""
+        await asyncio.to_thread(roots.remember, self._owner.root)
         await self._reap()
         for accepted in await asyncio.to_thread(self.spool.unsettled):
             await self._lost(accepted)
@@ -179,9 +189,8 @@ class Node:
                 log.exception("an attempt broke", extra={"attempt": attempt.id})
                 result = _failed(Accepted.of(attempt.request), self.config.id, "internal", f"{type(error).__name__}: {error}")
             attempt.status = result.status
-            if attempt.id not in self._unwanted:
-                await self._keep(result, attempt)
-            await asyncio.to_thread(self.spool.settled, attempt.id)
+            if await self._keep(result, attempt):
+                await asyncio.to_thread(self.spool.settled, attempt.id)
             self.books.remember(result)
             self._tell(attempt, None, result)
         finally:
@@ -189,24 +198,28 @@ class Node:
             self.books.attempts.pop(attempt.id, None)
             self._tasks.pop(attempt.id, None)
 
-    async def _keep(self, result: SessionResult, attempt: Attempt) -> None:
-        """The result on disk and in delivery, and its summary among the artefacts. A disk that is full is waited for, with the attempt
-        still in the books: its lease goes on meanwhile."""
+    async def _keep(self, result: SessionResult, attempt: Attempt) -> bool:
+        """The session closed, the result (if anybody wants it) on disk and in delivery, its summary among the artefacts. A full disk is
+        waited for, with the attempt still in the books: its lease goes on meanwhile. False where the node ends before: the intake record
+        has to stay, so that the next start closes the session, and whoever waits hears that it was lost."""
         wait_s, longest_s = DISK_RETRY_S
         while True:
             try:
                 if attempt.capture is not None:
                     await attempt.capture.close()
+                if attempt.id in self._unwanted:
+                    return True
                 await asyncio.to_thread(self._finish_folder, result)
                 owed = await asyncio.to_thread(self.spool.put, result, attempt.request.callback_url, time.time())
                 break
             except (StoreError, OSError) as error:
                 log.error("a result cannot be kept yet", extra={"attempt": result.delivery_id, "why": str(error)})
                 if self.draining:
-                    return  # its intake record stays: at the next start it is lost, and run again
+                    return False
                 await asyncio.sleep(wait_s)
                 wait_s = min(longest_s, 2 * wait_s)
         self.deliveries.add(owed)
+        return True
 
     def _finish_folder(self, result: SessionResult) -> None:
         folder = self.artifacts.folder(result.session_id, result.attempt)

@@ -30,10 +30,18 @@ class Sandboxes:
     `pool` they come from there where that saves something: those that stand ready (`warm` > 0), or a snapshot of a prepared one."""
 
     def __init__(
-        self, owner: Owner, *, gateway: tuple[str, int] | None, allow: Collection[str] = (), pool: Pool | None = None, warm: int = 0
+        self,
+        owner: Owner,
+        *,
+        gateway: tuple[str, int] | None,
+        allow: Collection[str] = (),
+        pool: Pool | None = None,
+        warm: int = 0,
+        hidden: tuple[Path, ...] = (),
     ) -> None:
         self.owner = owner
         self.gateway = gateway
+        self._hidden = hidden
         self._allow = frozenset(allow)
         self._pool = pool
         self._warm = warm
@@ -82,7 +90,8 @@ class Sandboxes:
 
     def _place(self, name: str, task_folder: Path | None) -> Place:
         sandbox_id = id_of(name)
-        return Place(sandbox_id, self.owner.id, self.owner.sandbox(sandbox_id), self.gateway, task_folder)
+        hidden = self._hidden if task_folder is None else (*self._hidden, task_folder.absolute())
+        return Place(sandbox_id, self.owner.id, self.owner.sandbox(sandbox_id), self.gateway, task_folder, hidden)
 
     async def remove(self, runtime: Runtime) -> str | None:
         """Stops it and removes its folder, even if the caller is cancelled meanwhile. Returns what could not be removed: that is tried
