@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-real lint accept bench docs clean
+.PHONY: demo test test-real lint accept soak bench docs clean
 
 $(BIN)/polar: pyproject.toml constraints.txt
 	@echo "setting up $(VENV): PyTorch and the rest, some minutes the first time"
@@ -30,6 +30,10 @@ lint: $(BIN)/polar
 accept: $(BIN)/polar  ## The acceptance runs of full size.
 	bash tests/real/install_vllm.sh
 	$(BIN)/pytest -m "accept or real" --timeout 7200
+
+SEEDS ?= 1 2
+soak: $(BIN)/polar  ## The fault test at full size: 200 sessions for each of SEEDS; some minutes each.
+	$(BIN)/python tests/soak/soak.py $(SEEDS:%=--seed %)
 
 bench: $(BIN)/polar
 	$(BIN)/python bench/gateway.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -72,7 +73,11 @@ async def carry_out(
         await asyncio.gather(listening, return_exceptions=True)
         await client.aclose()
         await found.stop()
-        table = await check(found, seen)
+        try:
+            table = await check(found, seen)
+        except AssertionError:
+            await asyncio.to_thread(_keep_databases, found)
+            raise
     failed = Counter(str(event.data["error_code"]) for event in seen.failures)
     processes = {one.name: one.starts for one in (found.service, *(node.process for node in found.nodes))}
     return Report(
@@ -87,6 +92,12 @@ async def carry_out(
         processes,
         len(seen.events),
     )
+
+
+def _keep_databases(found: World) -> None:
+    """Beside the logs: their disks are about to go."""
+    for file in (found.service_disk.folder / "rollout.db", *(node.store for node in found.nodes)):
+        shutil.copyfile(file, found.folder / "logs" / f"{file.parent.name}-{file.name}")
 
 
 async def _listen(found: World, heard: list[Event]) -> None:

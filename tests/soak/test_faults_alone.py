@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from soak_parts import may_mount
 from soak_plan import CODES, DISKS, Agent, Fault, FaultKind, of
 from soak_run import carry_out
+
+from polar.runtime.docker import DockerRuntime
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -37,3 +40,15 @@ async def test_alone(kind: FaultKind, tmp_path: Path, qwen3_tokenizer_dir: Path)
     report = await carry_out(plan, tmp_path, qwen3_tokenizer_dir, timeout_s=150)
     assert report.table == plan.table()
     assert report.struck == {kind: 1}
+
+
+@pytest.mark.parametrize("kind", ["node_killed", "harness_killed", "sandbox_killed", "service_killed"])
+async def test_alone_with_containers(kind: FaultKind, tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    problem = await DockerRuntime.unavailable()
+    if problem is not None:
+        pytest.skip(problem)
+    agents = (AGENTS[0], AGENTS[4], Agent("is_killed", 1, 3), Agent("dies", 0, 2))
+    plan = of(agents, Fault(kind, 0, 1 if kind == "harness_killed" else 2), backends=("docker",))
+    report = await carry_out(plan, tmp_path, qwen3_tokenizer_dir, timeout_s=180)
+    assert report.table == plan.table()
+    assert report.struck == Counter({kind: 1}) + Counter(harness_killed=1)

@@ -1,7 +1,8 @@
 """Callbacks: results brought to the URL that the task named, at least once, until it takes them or `callback_retry` gives up.
 
 Each is a row written in the transaction that ended what it tells, so a crash between the two is impossible. `delivery_id` (in the body and
-as `X-Polar-Delivery`) is the same for every try. A 2xx answer takes it; anything else, silence too, is tried again.
+as `X-Polar-Delivery`) is the same for every try. A 2xx answer takes it; anything else, silence too, is tried again. A repetition says the
+same, but that `result_paths` may be there by then: files that a full disk refused are written later, and hold no callback up.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from node_world import Receiver, World, dispatch, ended, until
 
+from polar.errors import StoreError
+from polar.records import Session
+
 Build = Callable[..., World]
 
 
@@ -149,8 +152,6 @@ async def test_a_node_that_ends_gives_back_what_ran(world: Build, receiver: Rece
 
 
 async def test_a_full_disk_is_waited_for(world: Build, receiver: Receiver) -> None:
-    from polar.errors import StoreError
-
     async with world().node(receiver) as node:
         put, tries = node.spool.put, 0
 
@@ -168,6 +169,45 @@ async def test_a_full_disk_is_waited_for(world: Build, receiver: Receiver) -> No
         assert node.heartbeat().attempts == ["ses_1.0"]
         await until(lambda: receiver.results)
     assert tries == 3
+
+
+async def test_what_nobody_wants_leaves_no_open_session_on_a_disk_that_is_full(world: Build, receiver: Receiver) -> None:
+    async with world().node(receiver) as node:
+        await node.dispatch(dispatch("call\nsleep 60"))
+        await until(lambda: (found := node.books.find("ses_1")) and found.turns)
+        close, tries = node.gateway.close_session, 0
+
+        async def full_thrice(record: Session) -> bool:
+            nonlocal tries
+            tries += 1
+            if tries < 4:
+                raise StoreError("No space left on device")
+            return await close(record)
+
+        node.gateway.close_session = full_thrice  # type: ignore[method-assign]
+        receiver.orders = {"cancel": ["ses_1.0"], "forget": ["ses_1.0"]}
+        await until(lambda: node.books.find("ses_1") is None)
+        record = await node.gateway.store.session("ses_1.0")
+        assert record is not None
+        assert record.closed is not None
+        assert node.spool.unsettled() == node.spool.owed() == []
+    assert receiver.results == []
+
+
+async def test_a_node_that_ends_on_a_full_disk_says_at_its_next_start_what_was_lost(world: Build, receiver: Receiver) -> None:
+    build = world()
+    async with build.node() as node:
+
+        def full(*arguments: object) -> object:
+            raise StoreError("No space left on device")
+
+        node.spool.put = full  # type: ignore[method-assign,assignment]
+        await node.dispatch(dispatch(callback_url=f"{receiver.url}/hook"))
+        await until(lambda: (found := node.books.find("ses_1")) and found.status == "COMPLETED")
+    assert receiver.posts == []
+    async with build.node():
+        [result] = await until(lambda: receiver.of("/hook"))
+    assert (result["outcome"], result["error_code"]) == ("infrastructure", "node_lost")
 
 
 async def test_without_a_service_a_result_waits_to_be_fetched(world: Build) -> None:
