@@ -115,6 +115,7 @@ def _start(folder: Path, lock: Path | None, owner: str) -> Path:
             subprocess.run(
                 ["sh", "-c", f"({_KEEP}) </dev/null &", "polar-podman", str(path), str(lock or ""), "0" if lock else str(IDLE_S)],
                 env=environment(folder, owner),
+                cwd=folder,  # where its monitors note that memory ran out, as a file named "oom"
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

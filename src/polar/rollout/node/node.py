@@ -21,7 +21,6 @@ from polar.chat import JsonObject
 from polar.errors import ConfigError, PolarError, RolloutError, SandboxError, StoreError
 from polar.gateway.config import reachable
 from polar.gateway.gateway import Gateway
-from polar.rollout import roots
 from polar.rollout.config import NodeConfig, Retry
 from polar.rollout.models import (
     FINAL,
@@ -122,7 +121,6 @@ class Node:
 
     async def start(self) -> None:
         """Cleans up what an earlier process of this node left, then takes dispatches."""
-        await asyncio.to_thread(roots.remember, self._owner.root)
         await self._reap()
         for accepted in await asyncio.to_thread(self.spool.unsettled):
             await self._lost(accepted)
