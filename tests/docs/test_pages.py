@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import pkgutil
 import re
 import types
 from pathlib import Path
@@ -180,6 +181,19 @@ def test_bundled_sets_are_counted() -> None:
     text = (ROOT / "docs" / "tasks.md").read_text()
     told = {name: int(count) for name, count in re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)}
     assert told == {name: len(one.tasks()) for name, one in SETS.items() if name != "all"}
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=[page.name for page in HAND_WRITTEN])
+def test_files_and_modules_that_are_named_exist(page: Path) -> None:
+    text = without_code(page.read_text())
+    for path in re.findall(r"`((?:tests|src|scripts|bench|docs)/[\w./-]+)`", text):
+        if "NAME" not in path and path != "tests/test.sh":  # a task's
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+    for path in re.findall(r"`((?:rollout|runtime|evaluator|harness|trajectory|gateway|tokens)/[\w./]+)`", text):
+        assert (ROOT / "src" / "polar" / path).exists() or (ROOT / path).exists(), f"{page.name} names {path}"
+    for name in re.findall(r"`(polar\.[\w.]+)`", text):
+        if name not in ("polar.yaml", "polar.db", "polar.builders"):  # files, and a group of entry points
+            pkgutil.resolve_name(name)
 
 
 def test_the_readme_makes_what_the_makefile_has() -> None:
