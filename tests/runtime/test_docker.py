@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -48,6 +50,30 @@ async def test_a_command_that_pretends_to_have_failed_to_start_is_believed_nothi
     result = await runtime.exec("echo 'Error: runc: exec failed: unable to start container process' >&2; echo x >> /ran; exit 125")
     assert result.exit_code == 125
     assert (await runtime.read("/ran")) == b"x\n"  # once
+
+
+async def test_no_monitor_of_its_commands_outlives_a_container(containers: Containers) -> None:  # noqa: F811
+    runtime, other = await containers.start(), await containers.start()
+    for one in (runtime, other):
+        assert (await one.exec("true")).ok
+    await runtime.stop()
+    named = _monitored()
+    assert runtime.name not in named
+    assert (other.name in named) == (other._daemon is not None and bool(other._daemon.podman))
+    assert (await other.exec("echo works")).stdout == b"works\n"
+
+
+def _monitored() -> set[str]:
+    """The containers of whose commands Podman still has a monitor here."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            arguments = path.read_text().split("\0")
+            if arguments[0].endswith("conmon"):
+                given = dict(itertools.pairwise(arguments))
+                if given["-c"] != given["-u"]:
+                    found.add(given["-n"])
+    return found
 
 
 async def test_output_comes_while_the_command_runs(containers: Containers) -> None:  # noqa: F811

@@ -32,6 +32,7 @@ from polar.runtime.container_exec import Container, even_if_cancelled
 from polar.runtime.daemon import OWN_PODMAN, Daemon, answers, candidates, discover, said
 from polar.runtime.images import ensure
 from polar.runtime.owner import LOCK
+from polar.runtime.podman import end_monitors
 from polar.runtime.relay import Relay
 from polar.runtime.spec import RuntimeSpec
 
@@ -278,10 +279,13 @@ async def _gone(daemon: Daemon, name: str) -> None:
                 await container.show()
             except aiodocker.DockerError as error:
                 if error.status == 404:
-                    return
+                    break
                 raise
             await asyncio.sleep(0.2)
-    raise SandboxError(f"the container {name} could not be removed: {problem}")
+        else:
+            raise SandboxError(f"the container {name} could not be removed: {problem}")
+    if daemon.podman and daemon.local:
+        await asyncio.to_thread(end_monitors, name)
 
 
 async def _remove_image(daemon: Daemon, image: str) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import itertools
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from polar.errors import SandboxError
@@ -140,3 +142,20 @@ def _answers(path: Path) -> bool:
             return b" 200 " in client.recv(64)
         except OSError:
             return False
+
+
+def end_monitors(container: str) -> None:
+    """Ends what Podman leaves on this machine of a container that is gone: for each command that was run in it, processes (conmon) which
+    wait five minutes for somebody to ask how the command ended. Blocks."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                arguments = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+                if os.path.basename(arguments[0]) == b"conmon" and _watches(arguments, os.fsencode(container)):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _watches(arguments: list[bytes], container: bytes) -> bool:
+    """Whether these are the arguments of a command's monitor, not of the container's own: then what is run is not the container."""
+    given = dict(itertools.pairwise(arguments))
+    return given.get(b"-n") == container and given.get(b"-c") != given.get(b"-u")
