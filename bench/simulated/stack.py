@@ -24,7 +24,7 @@ from polar.engine.models import resolve
 from polar.rollout.client import AsyncClient
 
 BENCH = Path(__file__).resolve().parent.parent
-START_S = 90.0
+START_S = 240.0
 MODEL = resolve("tiny-qwen3")
 """Whose tokenizer and chat template the engine has."""
 

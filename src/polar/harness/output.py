@@ -12,6 +12,9 @@ from polar.runtime.base import Stream
 MAX_BYTES = 64_000_000
 """Of each stream. What comes beyond is not kept, and the file says so at its end."""
 
+BUFFER_BYTES = 512
+"""Every write is flushed; the default buffers would be a fifth of the memory that an open session holds."""
+
 
 def mask(data: bytes, secret: bytes) -> bytes:
     """`data` with the secret made unreadable, and as long as it was, so that no file's structure changes."""
@@ -48,7 +51,7 @@ class Log:
         self._held = b""
         self._room = max_bytes
         self._max = max_bytes
-        self._file: BinaryIO = path.open("wb")
+        self._file: BinaryIO = path.open("wb", buffering=BUFFER_BYTES)
         path.chmod(0o600)
 
     def write(self, data: bytes) -> bytes:

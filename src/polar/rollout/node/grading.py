@@ -82,7 +82,7 @@ class Grading:
 
     async def detect(self, harness: Harness, transcript: Path | None) -> None:
         """Attempts at cheating. What it finds is reported and rewards nothing by itself: guards are what keeps cheating from paying."""
-        text = await asyncio.to_thread(_text_of, transcript)
+        text = "" if transcript is None else await asyncio.to_thread(_text_of, transcript)
         found = await self.build_thread.do(detect, self._completions, harness, text)
         self.attempts = [asdict(one) for one in found]
         self._completions = []
@@ -190,10 +190,8 @@ def _written(trajectory: Trajectory, path: Path) -> JsonObject:
     return parsed
 
 
-def _text_of(transcript: Path | None) -> str:
+def _text_of(transcript: Path) -> str:
     """The text of a transcript's files, up to a size; links are not followed."""
-    if transcript is None:
-        return ""
     parts: list[str] = []
     room = TRANSCRIPT_BYTES
     for path in sorted(transcript.rglob("*")) if transcript.is_dir() else [transcript]:

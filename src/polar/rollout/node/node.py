@@ -40,7 +40,7 @@ from polar.rollout.node.grading import BuildThread
 from polar.rollout.node.hidden import hidden_places
 from polar.rollout.node.link import Link, Orders
 from polar.rollout.node.sandboxes import Sandboxes
-from polar.rollout.node.spool import Accepted, Spool
+from polar.rollout.node.spool import Accepted, Owed, Spool
 from polar.rollout.node.stages import Stages
 from polar.runtime import Owner, registered
 from polar.runtime.pool import Pool
@@ -187,8 +187,7 @@ class Node:
                 log.exception("an attempt broke", extra={"attempt": attempt.id})
                 result = _failed(Accepted.of(attempt.request), self.config.id, "internal", f"{type(error).__name__}: {error}")
             attempt.status = result.status
-            if await self._keep(result, attempt):
-                await asyncio.to_thread(self.spool.settled, attempt.id)
+            await self._keep(result, attempt)
             self.books.remember(result)
             self._tell(attempt, None, result)
         finally:
@@ -196,28 +195,34 @@ class Node:
             self.books.attempts.pop(attempt.id, None)
             self._tasks.pop(attempt.id, None)
 
-    async def _keep(self, result: SessionResult, attempt: Attempt) -> bool:
+    async def _keep(self, result: SessionResult, attempt: Attempt) -> None:
         """The session closed, the result (if anybody wants it) on disk and in delivery, its summary among the artefacts. A full disk is
-        waited for, with the attempt still in the books: its lease goes on meanwhile. False where the node ends before: the intake record
-        has to stay, so that the next start closes the session, and whoever waits hears that it was lost."""
+        waited for, with the attempt still in the books: its lease goes on meanwhile. Where the node ends before, the intake record
+        stays, so that the next start closes the session, and whoever waits hears that it was lost."""
         wait_s, longest_s = DISK_RETRY_S
         while True:
             try:
                 if attempt.capture is not None:
                     await attempt.capture.close()
                 if attempt.id in self._unwanted:
-                    return True
-                await asyncio.to_thread(self._finish_folder, result)
-                owed = await asyncio.to_thread(self.spool.put, result, attempt.request.callback_url, time.time())
+                    await asyncio.to_thread(self.spool.settled, attempt.id)
+                    return
+                owed = await asyncio.to_thread(self._write_down, result, attempt.request.callback_url)
                 break
             except (StoreError, OSError) as error:
                 log.error("a result cannot be kept yet", extra={"attempt": result.delivery_id, "why": str(error)})
                 if self.draining:
-                    return False
+                    return
                 await asyncio.sleep(wait_s)
                 wait_s = min(longest_s, 2 * wait_s)
         self.deliveries.add(owed)
-        return True
+
+    def _write_down(self, result: SessionResult, callback_url: str | None) -> Owed:
+        """The result durable, then the intake record gone: one of the two is there at any time."""
+        self._finish_folder(result)
+        owed = self.spool.put(result, callback_url, time.time())
+        self.spool.settled(owed.attempt_id)
+        return owed
 
     def _finish_folder(self, result: SessionResult) -> None:
         folder = self.artifacts.folder(result.session_id, result.attempt)
