@@ -31,7 +31,8 @@ Progress = Callable[[str], None]
 NODE_START_S = 300.0
 """How long a node may take to register: its engine is checked, its harness may be installed."""
 FIRST_RESTART_S, LONGEST_RESTART_S = 0.5, 30.0
-STOP_S = 60.0
+STOP_S = 30.0
+"""Beyond a node's `shutdown_s`: how long it may take to end, before it is killed."""
 
 
 def service_token(config: PolarConfig) -> str:
@@ -109,7 +110,10 @@ async def serving(config: PolarConfig, folder: Path, *, progress: Progress = lam
         settings.rollout.token = stack.token
         settings.gateway.rollout_server_url = settings.gateway.rollout_server_url or stack.url
         file = _settings_file(folder, settings)
-        children = [Child(node.id, file, folder / f"node-{node.id}.log", progress) for node in config.gateway.nodes]
+        children = [
+            Child(node.id, file, folder / f"node-{node.id}.log", progress, stop_s=node.gateway_config.shutdown_s + STOP_S)
+            for node in config.gateway.nodes
+        ]
         try:
             for child in children:
                 child.start()
@@ -123,13 +127,14 @@ async def serving(config: PolarConfig, folder: Path, *, progress: Progress = lam
 class Child:
     """One node's process, kept running until `stop`."""
 
-    def __init__(self, node_id: str, settings: Path, log: Path, progress: Progress) -> None:
+    def __init__(self, node_id: str, settings: Path, log: Path, progress: Progress, *, stop_s: float = STOP_S) -> None:
         self.node_id = node_id
         self.log = log
         self.pid: int | None = None
         self.exit_code: int | None = None
         self._command = [sys.executable, "-m", "polar.cli", "serve_gateway", "--config", str(settings), "--node-id", node_id, "--child"]
         self._progress = progress
+        self._stop_s = stop_s
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -164,7 +169,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), STOP_S)
+                await asyncio.wait_for(process.wait(), self._stop_s)
             except TimeoutError:
                 process.kill()
                 await process.wait()

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class Place:
     tokenizer_dir: Path
     service: str | None = None
     said: list[str] = field(default_factory=list)
+    shutdown_s: float = 0.5
 
     @asynccontextmanager
     async def node(self) -> AsyncIterator[Process]:
@@ -103,7 +105,7 @@ class Place:
                             "work_dir": str(self.folder / "work"),
                             "artifacts_dir": str(self.folder / "artifacts"),
                             "engines": {"default": {"urls": [self.engine.url], "tokenizer": str(self.tokenizer_dir), "renderer": "qwen3"}},
-                            "gateway": {"store": str(self.folder / "polar.db"), "render_process": False, "shutdown_s": 0.5},
+                            "gateway": {"store": str(self.folder / "polar.db"), "render_process": False, "shutdown_s": self.shutdown_s},
                         }
                     ],
                 },
@@ -227,3 +229,14 @@ async def test_a_new_process_of_a_node_waits_for_the_one_that_still_ends(place: 
         second = await coming
         assert first.process.returncode is not None or await first.process.wait() == 0
         assert await second.sessions() == []
+
+
+async def test_what_runs_gets_the_shutdown_time_once(place: Place) -> None:
+    place.shutdown_s = 5.0
+    async with place.node() as node:
+        await node.dispatch("ses_1", f"{ONE_CALL} && sleep 1000")
+        await running(node, "ses_1", 1)
+        began = time.monotonic()
+        node.process.send_signal(signal.SIGTERM)
+        assert await node.process.wait() == 0
+        assert 5.0 <= time.monotonic() - began < 9.0

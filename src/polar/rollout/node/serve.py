@@ -59,7 +59,8 @@ async def serving_node(
                 try:
                     yield node
                 finally:
-                    await node.drain(settings.shutdown_s)
+                    if not node.draining:
+                        await node.drain(settings.shutdown_s)
                     await node.aclose()
         finally:
             await asyncio.to_thread(owner.close)
