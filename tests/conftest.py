@@ -15,9 +15,14 @@ import pytest
 pytest_plugins = ["postgres_server"]
 
 NOT_MEANT = re.compile(
-    r"without namespaces|here programs run as this user|another room's|plain cannot count|no keeper|here it may|nothing is dropped|counted together"
-    r"|local shares the machine's network|local sees the machine's sockets|one core is all|swebench 5 has no specs|apptainer is not installed"
-    r"|the random stand-in|the other tests of sandboxes are these|the tests' own to end|no other daemon|no address but its loopback|not loopback"
+    "|".join(
+        (
+            "without namespaces|here programs run as this user|another room's|plain cannot count|no keeper|here it may|nothing is dropped",
+            "counted together|local shares the machine's network|local sees the machine's sockets|one core is all|no other daemon",
+            "swebench 5 has no specs|apptainer is not installed|the random stand-in|the other tests of sandboxes are these",
+            "the tests' own to end|no address but its loopback|not loopback",
+        )
+    )
 )
 """Why a case of a test over several backends does not apply. In CI every other skip is a part of the machine that is missing: an error."""
 
