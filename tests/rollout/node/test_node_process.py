@@ -214,6 +214,7 @@ async def test_sigterm_ends_it_with_everything_told_and_removed(place: Place, re
             assert await node.process.wait() == 0
     [result] = receiver.results
     assert (result["outcome"], result["error_code"]) == ("infrastructure", "node_shutdown")
+    assert list((place.folder / "state" / "roots").iterdir()) == []
     assert receiver.of("/nodes/node-1/heartbeat")[-1]["draining"] is True
     assert await place.left() == []
     assert os.listdir(place.folder / "work" / "sandboxes") == []

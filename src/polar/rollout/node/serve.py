@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from polar.errors import ConfigError
+from polar.errors import ConfigError, SandboxError
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import SWITCH_INTERVAL_S, serving, without_parent
 from polar.rollout import roots
 from polar.rollout.config import NodeConfig, PolarConfig, Retry
 from polar.rollout.node.node import Node
 from polar.runtime import Owner
+from polar.runtime.owner import owners
+from polar.runtime.reaper import reap
 
 Progress = Callable[[str], object]
 
@@ -41,16 +43,21 @@ async def serving_node(
     retry: Retry | None = None,
     gateway: Gateway | None = None,
     progress: Progress = lambda line: None,
+    noted: bool = False,
 ) -> AsyncIterator[Node]:
     """A started node on its gateway's listeners. `gateway` replaces the one that `config` describes. At the end what runs is given the
-    gateway's `shutdown_s` to end by itself; the rest is lost, and said so to whoever waits for it."""
+    gateway's `shutdown_s` to end by itself; the rest is lost, and said so to whoever waits for it. `noted`: `polar ps` and `polar gc` of
+    this user find its sandboxes, until it ends with nothing left."""
     settings = config.gateway_config if gateway is None else gateway.config
     if gateway is None:
         if config.token is not None:
             settings.admin_token = config.token
         gateway = Gateway(settings)
     async with _alone(config, settings.shutdown_s + EARLIER_S, progress):
-        owner = await asyncio.to_thread(Owner.open, config.work_path / SANDBOXES)
+        root = config.work_path / SANDBOXES
+        if noted:
+            await asyncio.to_thread(roots.remember, root)
+        owner = await asyncio.to_thread(Owner.open, root)
         try:
             async with serving(gateway, progress=progress, control_host=config.control_host):
                 node = Node(config, gateway, owner, service_url, service_token, heartbeat_s, retry=retry)
@@ -64,6 +71,16 @@ async def serving_node(
                     await node.aclose()
         finally:
             await asyncio.to_thread(owner.close)
+            if noted:
+                await _forgotten(root)
+
+
+async def _forgotten(root: Path) -> None:
+    """Takes the note back if nothing is left below it. What resists stays noted, and is said by `polar gc`."""
+    with contextlib.suppress(SandboxError):
+        await reap(root)
+        if not await asyncio.to_thread(owners, root):
+            await asyncio.to_thread(roots.forget, root)
 
 
 @asynccontextmanager
@@ -111,7 +128,6 @@ async def run_node(
     settings = config.node(node_id)
     if settings.docker_host is not None:
         os.environ["DOCKER_HOST"] = settings.docker_host
-    await asyncio.to_thread(roots.remember, settings.work_path / SANDBOXES)
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -130,6 +146,7 @@ async def run_node(
             heartbeat_s=config.gateway.heartbeat_interval_seconds,
             retry=config.rollout.callback_retry,
             progress=ready,
+            noted=True,
         ) as node:
             ready(f"node {settings.id}: model API {node.gateway.config.model_url}, control API {node.registration().gateway_url}")
             await stop.wait()
