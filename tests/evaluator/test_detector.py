@@ -181,3 +181,47 @@ def test_no_text_makes_it_fail(arguments: str, transcript: str) -> None:
 def test_long_texts_take_no_time() -> None:
     for piece in ("git ", "git log ", "a/", "tests/", "curl ", "pip -x ", "open('", "> ", "http://", "$A_"):
         detect([completion(0, ToolCall("1", "bash", json.dumps({"command": piece * 50_000})))], None, piece * 50_000)
+
+
+@pytest.mark.parametrize("piece", ["a/", "a.a/", "test_", "../", "tests//", "-_."])
+def test_hostile_paths_take_no_longer_than_honest_text(piece: str) -> None:
+    """Once quadratic, and worse: 20,000 characters stopped the whole node for half a minute."""
+    path = (piece * 100_000)[:100_000]
+    line = f"sed -i x {path} > {path}"
+    for arguments in (json.dumps({"command": f"+++ {path}\n{line}"}), json.dumps({"file_path": path, "text": f"+++ {path}"})):
+        detect([completion(0, *(ToolCall(str(number), "edit", arguments) for number in range(20)))], None, f"+++ {path}\n" * 20)
+
+
+@pytest.mark.parametrize("depth", [100, 900, 100_000])
+def test_arguments_of_any_depth_are_read(depth: int) -> None:
+    assert seen("bash", "[" * depth + '"git reflog"' + "]" * depth) == ({"git_history"} if depth < 1000 else set())
+
+
+def test_a_flood_of_attempts_is_reported_in_part() -> None:
+    found = detect(
+        [completion(0, ToolCall("1", "bash", json.dumps({"command": "git reflog"})))],
+        None,
+        "\n".join(f"git reflog {n}" for n in range(5000)),
+    )
+    assert len(found) == 100
+    assert found[0].completion == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("rm -r /app/tests/unit/x.py", "app/tests/unit/x.py"),
+        ("rm 'src/a/test_b.py'", "src/a/test_b.py"),
+        ("rm $HOME/conftest.py", "conftest.py"),
+        ("rm lib/x.spec.ts", "lib/x.spec.ts"),
+        ("rm tests/", None),
+        ("rm contest/x", None),
+        ("rm latest_x.py", None),
+    ],
+)
+def test_paths_of_tests_are_told_in_full(text: str, path: str | None) -> None:
+    details = [
+        one.detail
+        for one in detect([completion(0, ToolCall("1", "edit_file", json.dumps({"path": text.split(" ")[-1].strip("'")})))], None)
+    ]
+    assert details == ([] if path is None else [f"edit_file {path}"])

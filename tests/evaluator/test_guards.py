@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluator_lab import Lab, work
+from evaluator_lab import PYTHON, Lab, work
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.errors import EvaluatorError
-from polar.evaluator import from_spec, make
+from polar.evaluator import from_spec, guards, make
 from polar.evaluator.budget import Budget
 from polar.evaluator.guards import ALWAYS, PYTEST, Trusted, guarded, replace
 from polar.evaluator.rewards import from_json, from_text
@@ -177,3 +177,69 @@ def test_any_text_is_a_number_or_an_error(text: str) -> None:
             read(text)
         except EvaluatorError:
             continue
+
+
+_FLOOD = """
+import os
+name = "n" * 200
+for number in range({count}):
+    os.chdir({folder!r})
+    for depth in range(15):
+        part = f"{{number}}{{name}}" if depth == 0 else name
+        os.makedirs(part, exist_ok=True)
+        os.chdir(part)
+    open("conftest.py", "w").close()
+os.chdir({folder!r})
+open("conftest.py", "w").write("agent = 1")
+"""
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_FLOOD", 30), ("_LISTED_BYTES", 20_000), ("_ARGUMENT_BYTES", 10_000)])
+async def test_a_flood_of_guarded_files_hides_none_of_them(
+    lab: Lab, tasks_own: None, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    """Their list was cut at 8 MB, and what was not in it stayed; the rest did not fit on a command line."""
+    monkeypatch.setattr(guards, limit, value)
+    async with lab.sandbox() as agent:
+        await agent.write("flood.py", _FLOOD.format(count=60, folder=agent.workdir).encode())
+        await work(agent, f"rm sub/conftest.py; {PYTHON} flood.py; rm flood.py")
+        look = "find . -name conftest.py; cat sub/conftest.py"
+        verdict = await make("command", {"command": look, "protect": ["conftest.py"]}).evaluate(lab.evidence(agent))
+    assert verdict.report["output_end"] == "./sub/conftest.py\ntask = 1\n"
+
+
+async def test_many_guarded_files_are_all_removed(lab: Lab) -> None:
+    async with lab.sandbox() as agent:
+        await work(agent, "for n in $(seq 900); do mkdir $n && touch $n/conftest.py $n/setup.cfg; done")
+        verdict = await make("command", {"command": "find . -type f | wc -l", "protect": ["conftest.py"]}).evaluate(lab.evidence(agent))
+    assert verdict.report["output_end"].strip() == "900"
+
+
+@pytest.mark.parametrize("name", ["_pytest.py", "iniconfig.py", "pygments/__init__.py", "packaging/__init__.py", "py.py"])
+async def test_what_stands_in_for_pytests_own_parts_goes(lab: Lab, name: str) -> None:
+    async with lab.sandbox() as agent:
+        await work(agent, f"mkdir -p $(dirname {name}); echo 'print(1 / 0)' > {name}; echo 'def test_it(): assert False' > test_it.py")
+        verdict = await make("command", {"command": f"{PYTHON} -m pytest -q -p no:cacheprovider"}).evaluate(lab.evidence(agent))
+    assert verdict.report["exit_code"] == 1
+    assert verdict.report["carried"]["undone"] == [name]
+
+
+async def test_a_repository_of_that_name_is_the_agents_to_change(lab: Lab, template: Path) -> None:
+    (template / "pygments").mkdir()
+    (template / "pygments" / "__init__.py").write_text("old = 1\n")
+    async with lab.sandbox() as agent:
+        await work(agent, "echo new = 1 > pygments/__init__.py")
+        verdict = await make("command", {"command": "cat pygments/__init__.py"}).evaluate(lab.evidence(agent))
+    assert verdict.report["output_end"] == "new = 1\n"
+
+
+@pytest.mark.parametrize("made", ["a/" * 2100, "a/" * 1500, ("n" * 200 + "/") * 25])
+async def test_a_work_folder_too_deep_to_be_taken_out_is_the_agents_doing(lab: Lab, made: str) -> None:
+    """No infrastructure failure: those are tried again until one suits the agent."""
+    async with lab.sandbox() as agent:
+        script = "import os, sys\nfor part in sys.argv[1].split('/'):\n os.mkdir(part)\n os.chdir(part)\nopen('x', 'w').close()\n"
+        await agent.write("deep.py", script.encode())
+        await work(agent, f"{PYTHON} deep.py {made.rstrip('/')}")
+        verdict = await make("command", {"command": "true"}).evaluate(lab.evidence(agent))
+    assert verdict.reward == 0.0
+    assert "cannot be taken out" in verdict.report["reason"]

@@ -12,7 +12,7 @@ import pytest
 
 from polar.errors import ConfigError
 from polar.harness import Endpoint, Options, named, registered
-from polar.harness.base import DEFAULTS
+from polar.harness.base import DEFAULTS, json_lines
 from polar.harness.home import Home
 
 KEY = "polar-secret-key"
@@ -195,3 +195,8 @@ def test_claude_code_compacts_within_a_length_below_its_smallest_window() -> Non
 def test_claude_code_s_subtype_is_told_where_there_is_nothing_else() -> None:
     ended = '{"type": "result", "subtype": "error_max_turns", "is_error": true}'
     assert named("claude-code").problem(1, ended, "") == "error_max_turns"
+
+
+def test_lines_of_output_end_with_a_line_feed_alone() -> None:
+    text = '{"a": "\u2028 \x85"}\n\n{"b": 1}\r\nnoise\n' + "[" * 100_000 + "\n{" + '"c":' + "[" * 100_000 + '\n{"d": 1}'
+    assert list(json_lines(text)) == [{"a": "\u2028 \x85"}, {"b": 1}, {"d": 1}]

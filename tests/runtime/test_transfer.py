@@ -237,3 +237,32 @@ def test_a_source_with_a_link_that_leaves_is_refused_before_anything_is_written(
 def test_a_missing_source(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         transfer.pack(tmp_path / "nothing", io.BytesIO())
+
+
+@pytest.mark.parametrize("depth", [201, 2500])
+def test_folders_that_are_too_deep_are_refused(tmp_path: Path, depth: int) -> None:
+    """Deeper than this machine's paths, or than what walks them later, can be."""
+    with pytest.raises(UnsafePath, match="deep"):
+        transfer.extract(stream_of(("/".join(["a"] * depth), b"", {"type": tarfile.DIRTYPE})), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_too_long_for_this_machine_is_the_streams_fault(tmp_path: Path) -> None:
+    with pytest.raises(UnsafePath, match="too long"):
+        transfer.extract(stream_of(("/".join(["a" * 250] * 20), b"", {"type": tarfile.DIRTYPE})), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "MAX_NAME_BYTES", 10_000)
+    members = [(f"{'a' * 100}{number}", b"", {"type": tarfile.SYMTYPE, "linkname": "b" * 100}) for number in range(60)]
+    with pytest.raises(UnsafePath, match="of names"):
+        transfer.extract(stream_of(*members), tmp_path / "out")
+
+
+def test_links_that_take_for_ever_to_follow_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "MAX_LINK_STEPS", 100_000)
+    members = [(f"l{number}", b"", {"type": tarfile.SYMTYPE, "linkname": "/".join(["x", ".."] * 500)}) for number in range(1000)]
+    with pytest.raises(UnsafePath, match="too long to follow"):
+        transfer.extract(stream_of(*members), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

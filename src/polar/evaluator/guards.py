@@ -15,7 +15,7 @@ import configparser
 import fnmatch
 import shlex
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -25,7 +25,7 @@ from polar.evaluator.budget import Budget
 from polar.evaluator.history import History, hide_history
 from polar.runtime.base import Runtime
 
-__all__ = ["ALWAYS", "PARTLY", "PYTEST", "UNSEARCHED", "History", "Trusted", "guarded", "hide_history", "replace"]
+__all__ = ["ALWAYS", "PARTLY", "PYTEST", "STAND_INS", "UNSEARCHED", "History", "Trusted", "guarded", "hide_history", "replace"]
 
 ALWAYS: tuple[str, ...] = (
     "sitecustomize.*",
@@ -59,6 +59,14 @@ PYTEST: tuple[str, ...] = (
 """Guarded where a repository's own test suite grades. Of `tox.ini`, `setup.cfg` and `pyproject.toml` only changes to pytest's sections
 count: the rest is the agent's business."""
 
+STAND_INS: tuple[str, ...] = tuple(
+    f"./{name}{rest}"
+    for name in ("_pytest", "py", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "colorama", "_distutils_hack")
+    for rest in (".*", "/__init__.*")
+)
+"""Guarded everywhere, too, where the task has none of that name: what pytest imports before any test. Unlike the others these may be a
+repository's own program, and then they are the agent's to change."""
+
 UNSEARCHED = ("node_modules", ".git")
 """Folders that are not searched for guarded names."""
 
@@ -66,6 +74,12 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {"tox.ini": ("pytest",), "setup.cfg":
 PARTLY = frozenset(_SECTIONS)
 """Files of which only the sections that pytest reads are guarded."""
 _MAX_FILE = 4 << 20
+_LISTED_BYTES = 8 << 20
+_FLOOD = 1000
+"""Guarded files that the task did not bring. Beyond that many nobody looks at each: all go. They are a way to make grading take too long,
+or to lose the one that matters among the rest."""
+_MOST_COMPARED = 100
+_ARGUMENT_BYTES = 64 << 10
 
 
 def guarded(path: str, patterns: Iterable[str]) -> bool:
@@ -94,7 +108,11 @@ class Trusted:
     async def take(cls, runtime: Runtime, folder: str, patterns: Sequence[str], *, budget: Budget) -> Trusted:
         """Reads them from a fresh sandbox. Raises `EvaluatorError` where it cannot."""
         files = {}
-        for path in await _find(runtime, folder, patterns, budget):
+        patterns = (*patterns, *STAND_INS)
+        found, whole = await _find(runtime, folder, patterns, budget)
+        if not whole:
+            raise EvaluatorError(f"the task's own files of guarded names in {folder} are more than can be listed")
+        for path in found:
             try:
                 files[path] = await runtime.read(f"{folder}/{path}", max_bytes=_MAX_FILE)
             except (FileNotFoundError, UnsafePath):
@@ -104,20 +122,30 @@ class Trusted:
     async def restore(self, runtime: Runtime, *, budget: Budget, keep: Sequence[str] = ()) -> tuple[str, ...]:
         """Undoes what the agent did to guarded files, those of the patterns `keep` left out; the paths that it had added, changed or
         removed."""
-        undone: list[str] = []
-        present = await _find(runtime, self.folder, self.patterns, budget)
+        present, whole = await _find(runtime, self.folder, self.patterns, budget, keep)
+        flood: tuple[str, ...] = ()
+        if not whole or len(present) > len(self.files) + _FLOOD:
+            await _run(runtime, self.folder, f"{_search(self.patterns, keep)} -exec rm -f -- {{}} +", (), budget)
+            flood, present = (f"more than {_FLOOD:,} files of guarded names, which all went",), []
+        undone = [path for path in self.files if path not in present and not guarded(path, keep)]
+        compared = 0
         for path in present:
-            try:
-                now = await runtime.read(f"{self.folder}/{path}", max_bytes=_MAX_FILE)
-            except (FileNotFoundError, UnsafePath):
-                now = b"\0 not a plain file"
-            if not _same(path, self.files.get(path), now):
+            trusted = self.files.get(path)
+            if trusted is None and (PurePosixPath(path).name not in PARTLY or compared >= _MOST_COMPARED):
                 undone.append(path)
-        undone.extend(path for path in self.files if path not in present)
-        undone = [path for path in undone if not guarded(path, keep)]
+            elif trusted is None or not guarded(path, STAND_INS):
+                compared += trusted is None
+                if not _same(path, trusted, await self._now(runtime, path)):
+                    undone.append(path)
         await replace(runtime, self.folder, {path: self.files.get(path) for path in undone}, budget=budget)
         await _run(runtime, self.folder, _FORGET, (), budget)
-        return tuple(sorted(undone))
+        return (*flood, *sorted(undone))
+
+    async def _now(self, runtime: Runtime, path: str) -> bytes:
+        try:
+            return await runtime.read(f"{self.folder}/{path}", max_bytes=_MAX_FILE)
+        except (FileNotFoundError, UnsafePath):
+            return b"\0 not a plain file"
 
 
 async def replace(runtime: Runtime, folder: str, files: Mapping[str, bytes | None], *, budget: Budget) -> None:
@@ -128,7 +156,8 @@ async def replace(runtime: Runtime, folder: str, files: Mapping[str, bytes | Non
     for path in files:
         if path.startswith("/") or ".." in PurePosixPath(path).parts or not PurePosixPath(path).parts:
             raise EvaluatorError(f"the trusted file {path!r} is not inside the work folder")
-    await _run(runtime, folder, _CLEAR, sorted(files), budget)
+    for some in _batches(sorted(files)):
+        await _run(runtime, folder, _CLEAR, some, budget)
     for path, content in files.items():
         if content is not None:
             await runtime.write(f"{folder}/{path}", content, mode=0o755 if content.startswith(b"#!") else 0o644)
@@ -149,31 +178,62 @@ done
 _FORGET = r"""find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf -- {} +"""
 
 
-async def _find(runtime: Runtime, folder: str, patterns: Sequence[str], budget: Budget) -> list[str]:
-    """Relative paths of everything but folders that has a guarded name, hidden ones and links too."""
-    tests = " -o ".join(
+async def _find(
+    runtime: Runtime, folder: str, patterns: Sequence[str], budget: Budget, without: Sequence[str] = ()
+) -> tuple[list[str], bool]:
+    """Relative paths of everything but folders that has a guarded name and none of those `without`, hidden ones and links too; and
+    whether these are all, for there may be more than can be listed."""
+    if not patterns:
+        return [], True
+    out, whole = await _told(runtime, folder, f"{_search(patterns, without)} -print0", (), budget)
+    found = [path.decode(errors="surrogateescape").removeprefix("./") for path in out.split(b"\0") if path]
+    return sorted(path for path in found if guarded(path, patterns) and not guarded(path, without)), whole
+
+
+def _search(patterns: Sequence[str], without: Sequence[str] = ()) -> str:
+    """The beginning of a `find` line: at least all of these names (`*` takes slashes in some of them that `guarded` would not have)."""
+    prune = " -o ".join(f"-name {name}" for name in UNSEARCHED)
+    line = rf"find . \( {prune} \) -prune -o ! -type d \( {_tests(patterns)} \)"
+    return rf"{line} ! \( {_tests(without)} \)" if without else line
+
+
+def _tests(patterns: Sequence[str]) -> str:
+    return " -o ".join(
         f"-path {shlex.quote('./' + pattern.removeprefix('./'))}" if "/" in pattern else f"-name {shlex.quote(pattern)}"
         for pattern in patterns
     )
-    if not tests:
-        return []
-    prune = " -o ".join(f"-name {name}" for name in UNSEARCHED)
-    line = rf"find . \( {prune} \) -prune -o ! -type d \( {tests} \) -print0"
-    out = await _run(runtime, folder, line, (), budget)
-    found = [path.decode(errors="surrogateescape").removeprefix("./") for path in out.split(b"\0") if path]
-    return sorted(path for path in found if guarded(path, patterns))
 
 
-async def _run(runtime: Runtime, folder: str, script: str, arguments: Sequence[str], budget: Budget) -> bytes:
+def _batches(paths: Sequence[str]) -> Iterator[list[str]]:
+    """As many of them at once as a command line takes."""
+    some: list[str] = []
+    room = _ARGUMENT_BYTES
+    for path in paths:
+        size = len(path.encode(errors="surrogateescape")) + 1
+        if some and size > room:
+            yield some
+            some, room = [], _ARGUMENT_BYTES
+        some.append(path)
+        room -= size
+    if some:
+        yield some
+
+
+async def _run(runtime: Runtime, folder: str, script: str, arguments: Sequence[str], budget: Budget) -> None:
+    await _told(runtime, folder, script, arguments, budget)
+
+
+async def _told(runtime: Runtime, folder: str, script: str, arguments: Sequence[str], budget: Budget) -> tuple[bytes, bool]:
+    """What the script printed, and whether that is all of it."""
     done = await runtime.exec(
         ["sh", "-c", f'cd -- "$1" || exit 1; shift\n{script}', "sh", folder, *arguments],
         timeout_s=min(120.0, budget.left()),
-        keep_bytes=8 << 20,
+        keep_bytes=_LISTED_BYTES,
     )
     if not done.ok:
         why = "it took too long" if done.timed_out else done.tail()
         raise EvaluatorError(f"the work folder {folder} could not be made fit for grading: {why}")
-    return done.stdout
+    return done.stdout, not done.truncated
 
 
 def _same(path: str, trusted: bytes | None, now: bytes) -> bool:

@@ -198,7 +198,7 @@ class AgentRun:
         out = output.logs["stdout"]
         key = ready.endpoint.key.encode()
         said = await asyncio.to_thread(out.path.read_bytes) if not out.cut and len(self.steps) < 2 else mask(tail, key)
-        problem, answer = self._judge(exit_code, timed_out, duration_s, said, mask(errors, key))
+        problem, answer = await asyncio.to_thread(self._judge, exit_code, timed_out, duration_s, said, mask(errors, key))
         return HarnessRun(exit_code, problem, timed_out, duration_s, answer, out.path, output.logs["stderr"].path)
 
     async def collect(self, runtime: Runtime, folder: Path) -> Collected:

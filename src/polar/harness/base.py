@@ -221,12 +221,17 @@ def merge(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_lines(text: str) -> Iterator[dict[str, object]]:
-    """The JSON objects among the lines of a program's output; other lines are skipped."""
-    for line in text.splitlines():
+    """The JSON objects among the lines of a program's output; other lines are skipped. A line ends with a line feed and nothing else: a
+    string may hold other separators (U+2028) as they are. One line at a time: the whole may be 64 MB of short ones."""
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        line, at = text[at:end], end + 1
         if line.startswith("{"):
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # whatever the agent's own commands print may stand there too
                 continue
             if isinstance(value, dict):
                 yield value

@@ -122,6 +122,6 @@ def _output(stdout: str) -> dict[str, object]:
     start = stdout.find("{")
     try:
         value = json.loads(stdout[start:]) if start >= 0 else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

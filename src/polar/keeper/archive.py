@@ -7,15 +7,18 @@ Used twice: by the keeper inside a sandbox, with the rights of the program there
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 BLOCK = 512
 CHUNK = 1 << 18
+MOST = 1_000_000
+"""Entries of one folder."""
 _MAX_EXTENSION = 1 << 16
 """Bytes of a header extension (long names): a path has 4,096 at most."""
 
@@ -78,10 +81,13 @@ def _pack_folder(sink: Sink, source: str) -> None:
             name = f"{inner}/{entry.name}" if inner else entry.name
             try:
                 info = entry.stat(follow_symlinks=False)
+                link = os.readlink(entry.path) if stat.S_ISLNK(info.st_mode) else ""
             except FileNotFoundError:
                 continue  # gone meanwhile
+            except OSError as error:  # a path that is too long for the kernel
+                raise Refused(f"{name[-200:]}: {error.strerror}") from error
             if stat.S_ISLNK(info.st_mode):
-                sink.header(name, tarfile.SYMTYPE, link=os.readlink(entry.path), mode=0o777, mtime=info.st_mtime)
+                sink.header(name, tarfile.SYMTYPE, link=link, mode=0o777, mtime=info.st_mtime)
             elif stat.S_ISDIR(info.st_mode):
                 sink.header(name, tarfile.DIRTYPE, mode=stat.S_IMODE(info.st_mode) | 0o700, mtime=info.st_mtime)
                 todo.append(name)
@@ -96,7 +102,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         if os.path.islink(folder):
             raise Refused(f"{folder} became a link meanwhile")
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
+            return _sorted(entries)
     except PermissionError:
         return _with_rights(folder, 0o700)
     except FileNotFoundError:
@@ -105,11 +111,18 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
         raise Refused(f"{folder[:200]}: {error.strerror}") from error
 
 
+def _sorted(entries: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    found = sorted(itertools.islice(entries, MOST + 1), key=lambda entry: entry.name)
+    if len(found) > MOST:
+        raise Refused(f"a folder with more than {MOST:,} entries")
+    return found
+
+
 def _with_rights(folder: str, mode: int) -> list[os.DirEntry[str]]:
     try:
         os.chmod(folder, mode)
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
+            return _sorted(entries)
     except OSError as error:
         raise Refused(f"{folder[:200]}: {error.strerror}") from error
 

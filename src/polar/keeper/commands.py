@@ -152,6 +152,9 @@ def _copy(call: str, path: str) -> NoReturn:
     except archive.Refused as error:
         _say(str(error))
         os._exit(REFUSED)
+    except MemoryError:
+        _say("more than the sandbox's memory can hold")
+        os._exit(REFUSED)
     except BrokenPipeError:
         os._exit(BROKEN)
     except OSError as error:
