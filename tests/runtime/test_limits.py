@@ -11,6 +11,7 @@ from sandboxes import Sandboxes
 
 from polar.errors import ConfigError, SandboxError
 from polar.runtime import Place, RuntimeSpec, create, machine
+from polar.runtime.kept import used
 from polar.testing.runtime import FakeRuntime
 
 OURS = ("local", "plain", "bubblewrap")
@@ -48,6 +49,32 @@ async def test_disk(sandboxes: Sandboxes) -> None:
     result = await runtime.exec("head -c 60000000 /dev/zero > big; sleep 20", timeout_s=15)
     assert result.exit_code == 137
     assert b"20 MB are used up" in result.stderr
+
+
+async def test_folders_deeper_than_any_path_hide_no_disk(sandboxes: Sandboxes) -> None:
+    if sandboxes.name not in OURS:
+        pytest.skip("another room's")
+    runtime = await sandboxes.make(storage_mb=20)
+    code = (
+        "import os, time\nfor _ in range(2500):\n os.mkdir('d')\n os.chdir('d')\n"
+        "with open('big', 'wb') as file: file.write(bytes(60 << 20))\ntime.sleep(20)"
+    )
+    result = await runtime.exec(["python3", "-c", code], timeout_s=15)
+    assert result.exit_code == 137
+    assert b"20 MB are used up" in result.stderr
+
+
+def test_what_a_folder_takes_is_counted_at_every_depth_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    here = tmp_path
+    for depth in range(100):
+        here = here / f"d{depth}"
+        here.mkdir()
+        (here / "file").write_bytes(bytes(8192))
+    (here / "link").symlink_to("/usr")
+    before = len(os.listdir("/proc/self/fd"))
+    assert 100 * 8192 <= used(tmp_path) <= 100 * 24_576
+    assert used(tmp_path / "gone") == 0
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_large_address_spaces_are_no_memory(sandboxes: Sandboxes) -> None:

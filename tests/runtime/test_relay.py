@@ -12,6 +12,7 @@ import pytest
 
 from polar.errors import SandboxError
 from polar.runtime import machine
+from polar.runtime import relay as relay_module
 from polar.runtime.relay import Relay
 
 INSIDE = "import sys; print('ready', flush=True); sys.stdin.read()"
@@ -143,3 +144,26 @@ async def test_closing_breaks_open_connections(networked: int, echo: tuple[str, 
 async def test_a_process_that_is_gone_is_a_sandbox_error() -> None:
     with pytest.raises(SandboxError, match="no listener"):
         await Relay.open(2**22 - 3, ("127.0.0.1", 1))
+
+
+async def test_a_flood_of_connections_waits_and_takes_no_descriptors(
+    networked: int, echo: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "MOST", 8)
+    before = len(os.listdir("/proc/self/fd"))
+    relay = await Relay.open(networked, echo)
+    flood = (
+        "import time\nopen_here = [socket.create_connection(('127.0.0.1', 8100)) for _ in range(300)]\n"
+        "for one in open_here: one.sendall(b'x'); one.shutdown(1)\n"
+        "print(sum(one.recv(9) != b'' for one in open_here))"
+    )
+    most = 0
+    work = asyncio.create_task(inside(networked, flood))
+    while not work.done():
+        most = max(most, relay.connections)
+        await asyncio.sleep(0.005)
+    assert (await work).strip() == b"300"
+    assert 0 < most <= 8
+    await relay.close()
+    assert relay.connections == 0
+    assert len(os.listdir("/proc/self/fd")) <= before + 2

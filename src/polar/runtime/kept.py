@@ -11,6 +11,8 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +30,8 @@ from polar.runtime.owner import remove_tree
 from polar.runtime.spec import RuntimeSpec
 
 _STORAGE_LOOK_S = 2.0
+_DEEPEST = 500
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Kept(Runtime):
@@ -206,9 +210,12 @@ class Kept(Runtime):
         return path if path.startswith("/") else f"{self.workdir}/{path}" if path not in ("", ".") else self.workdir
 
     async def _watch_storage(self, limit: int) -> None:
+        pause_s = _STORAGE_LOOK_S
         while True:
-            await asyncio.sleep(_STORAGE_LOOK_S)
-            self._full = await asyncio.to_thread(_used, self.place.folder) > limit
+            await asyncio.sleep(pause_s)
+            begun = time.monotonic()
+            self._full = await asyncio.to_thread(used, self.place.folder) > limit
+            pause_s = max(_STORAGE_LOOK_S, 4 * (time.monotonic() - begun))  # many files take long to count
             if self._full:
                 with contextlib.suppress(SandboxError):
                     await self.end_processes()
@@ -231,11 +238,30 @@ def _move(staged: Path, target: Path) -> None:
     shutil.move(staged, target)
 
 
-def _used(folder: Path) -> int:
-    """Bytes on disk."""
+def used(folder: Path) -> int:
+    """Bytes on disk of a folder whose programs run on. A file with several names counts once for each. Goes by descriptors, not by paths,
+    which may be longer than the kernel takes; folders deeper than `_DEEPEST` are more than any limit, since they cannot be measured."""
     total = 0
-    for top, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(top, name)).st_blocks * 512
+    above: list[tuple[int, list[str]]] = []
+    try:
+        with contextlib.suppress(OSError):
+            above.append((os.open(folder, _FOLDER), [""]))
+            above[0][1][:] = os.listdir(above[0][0])
+        while above:
+            here, names = above[-1]
+            if not names:
+                os.close(above.pop()[0])
+                continue
+            name = names.pop()
+            with contextlib.suppress(OSError):  # gone meanwhile
+                info = os.lstat(name, dir_fd=here)
+                total += info.st_blocks * 512
+                if stat.S_ISDIR(info.st_mode):
+                    if len(above) >= _DEEPEST:
+                        return sys.maxsize
+                    above.append((os.open(name, _FOLDER, dir_fd=here), []))
+                    above[-1][1].extend(os.listdir(above[-1][0]))
+    finally:
+        for fd, _ in above:
+            os.close(fd)
     return total

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import socket
 
 from polar.errors import SandboxError
 from polar.runtime.nursery import nursery
 
+log = logging.getLogger("polar.runtime")
+
 PORT = 8100
+MOST = 512
+"""Connections that are joined at once; more wait to be accepted. Each takes three descriptors of this machine's, and a program inside may
+open as many as it likes: what it would use up is every other session's too."""
 _CHUNK = 1 << 16
+_RETRY_S = 1.0
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Relay:
@@ -24,15 +33,16 @@ class Relay:
         self._target = target
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._listener = listener
-        self._server: asyncio.Server | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(MOST)
 
     @classmethod
     async def open(cls, pid: int, target: tuple[str, int], *, port: int = PORT) -> Relay:
         """Listens on `127.0.0.1:port` in the network namespace of the process `pid` (as this machine numbers it), and joins every
         connection to `target` on this machine. Raises `SandboxError`."""
         relay = cls(await asyncio.to_thread(_listener, pid, port), target)
-        relay._server = await asyncio.start_server(relay._accepted, sock=relay._listener, backlog=4096)
+        relay._accepting = asyncio.create_task(relay._accept())
         return relay
 
     @property
@@ -42,17 +52,37 @@ class Relay:
 
     async def close(self) -> None:
         """Closes the listener and every connection."""
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        self._listener.close()
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
-        self._listener.close()
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._join(reader, writer))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room.acquire()
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptors left, or a connection that broke off before it was accepted
+                self._room.release()
+                log.warning("a sandbox's connection was not accepted", extra={"why": str(error)})
+                await asyncio.sleep(_RETRY_S if error.errno in _FULL else 0)
+                continue
+            task = asyncio.create_task(self._joined(connection))
+            self._open.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self._room.release()
+
+    async def _joined(self, connection: socket.socket) -> None:
+        with connection:
+            reader, writer = await asyncio.open_connection(sock=connection)
+            await self._join(reader, writer)
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far: asyncio.StreamWriter | None = None
