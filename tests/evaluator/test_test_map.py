@@ -247,3 +247,21 @@ async def test_the_references_name_and_settings(lab: Lab, repository: Path) -> N
 def test_wrong_settings_are_told_at_submission(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make("test_map", config)
+
+
+async def test_a_patch_that_the_agent_made_impossible_is_its_own_doing(lab: Lab, repository: Path) -> None:
+    """No infrastructure failure: it would be tried again until one suits the agent."""
+    verdict = await make("test_map", BASIC).evaluate(lab.evidence(None, patch_refused="no patch: too many files"))
+    assert (verdict.reward, verdict.report["reason"]) == (0.0, "no patch: too many files")
+    carried = await make("command", {"command": "true", "carry": "patch"}).evaluate(lab.evidence(None, patch_refused="no patch"))
+    assert carried.reward == 0.0
+
+
+async def test_a_patch_command_that_fails_on_the_agents_work_alone_is_its_own_doing(lab: Lab, repository: Path) -> None:
+    async with lab.sandbox() as agent:
+        await work(agent, f"{FIX}; rm -rf .git")
+        verdict = await make("test_map", {**BASIC, "patch_command": "git diff --exit-code HEAD; test $? -le 1"}).evaluate(
+            lab.evidence(agent)
+        )
+    assert verdict.reward == 0.0
+    assert "patch_command gave no patch" in verdict.report["reason"]

@@ -269,3 +269,12 @@ async def _claude(tmp_path: Path, run: AgentRun, kind: type[RealCommands] = Real
         await run.set_up(box, AT_CLAUDE, context=None)
         ended = await run.run(box, "the prompt", folder=tmp_path / "logs", timeout_s=30)
         return ended, await run.collect(box, tmp_path / "artefacts")
+
+
+def test_a_patch_that_the_agent_made_impossible_is_told_apart(tmp_path: Path) -> None:
+    _, removed = played(tmp_path / "a", agent('rm -rf "$HOME/.polar"'))
+    assert removed.patch is None
+    assert removed.patch_refused is not None
+    assert "no patch" in removed.patch_refused
+    _, kept = played(tmp_path / "b", agent("touch x"))
+    assert (kept.patch is None, kept.patch_refused) == (False, None)

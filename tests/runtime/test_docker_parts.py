@@ -20,6 +20,7 @@ from polar.runtime.container_processes import HostView, Process, parsed, started
 from polar.runtime.docker import DockerRuntime
 from polar.runtime.folder_hash import folder_hash
 from polar.runtime.images import tagged
+from polar.runtime.spec import DEFAULT_PIDS
 from polar.runtime.tail import Tail
 
 PLACE = Place("box", "0123abcd-ef", Path("/nowhere"), ("127.0.0.1", 8100), Path("/task"))
@@ -57,6 +58,11 @@ def test_every_field_is_in_the_request() -> None:
 )
 def test_networks(network: str, internet: bool, mode: str) -> None:
     assert made(network=network, allow_internet=internet)["HostConfig"]["NetworkMode"] == mode
+
+
+def test_processes_are_limited_unless_the_daemon_limits_them() -> None:
+    assert made()["HostConfig"]["PidsLimit"] == DEFAULT_PIDS
+    assert "PidsLimit" not in made(podman="5.4.0")["HostConfig"]
 
 
 def test_the_marks_cannot_be_changed_by_a_task() -> None:

@@ -12,6 +12,7 @@ from sandboxes import Sandboxes
 from polar.errors import ConfigError, SandboxError
 from polar.runtime import Place, RuntimeSpec, create, machine
 from polar.runtime.kept import used
+from polar.runtime.spec import DEFAULT_PIDS
 from polar.testing.runtime import FakeRuntime
 
 OURS = ("local", "plain", "bubblewrap")
@@ -31,6 +32,13 @@ async def test_processes(sandboxes: Sandboxes) -> None:
     runtime = await sandboxes.make(pids=20)
     result = await runtime.exec("for n in $(seq 60); do sleep 2 & done; wait", timeout_s=30)
     assert b"fork" in result.stderr or b"Resource temporarily unavailable" in result.stderr
+
+
+async def test_a_program_that_forks_without_end_stops_itself(sandboxes: Sandboxes) -> None:
+    if sandboxes.name not in ("local", "bubblewrap"):
+        pytest.skip("counted together with all of the user's")
+    runtime = await sandboxes.make()
+    assert int((await runtime.exec("ulimit -u")).text) == DEFAULT_PIDS
 
 
 async def test_cores(sandboxes: Sandboxes) -> None:

@@ -62,6 +62,8 @@ class Evidence:
     timeout_s: float = 600.0
     """What is left of the evaluation budget."""
     transcript: Path | None = None
+    patch_refused: str | None = None
+    """Why no patch can be had of what the agent left, although one could of what it started from: its own doing."""
     other: Other | None = None
     """Sandboxes that differ from the task's, for verifiers with an image of their own; `None` where there is no way to make one."""
 

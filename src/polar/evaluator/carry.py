@@ -70,6 +70,8 @@ async def carry(
 
 
 async def _patch(evidence: Evidence, runtime: Runtime, target: str, protect: Sequence[str], budget: Budget) -> Carried:
+    if evidence.patch is None and evidence.patch_refused is not None:
+        return Carried(evidence.patch_refused, how="patch")
     if evidence.patch is None:
         raise EvaluatorError("no patch of the agent's work was taken (is git in its sandbox?), and the evaluator is to apply one")
     kept, gone = patches.filtered(evidence.patch, lambda path: guarded(path, protect) and PurePosixPath(path).name not in PARTLY)

@@ -42,7 +42,7 @@ class Statuses:
 
     raw: Mapping[str, Status]
     _known: dict[str, Status] = field(init=False, repr=False, compare=False)
-    _broken: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _broken: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         known: dict[str, Status] = {}
@@ -50,7 +50,7 @@ class Statuses:
             _add(known, canonical(name), status)
         object.__setattr__(self, "_known", known)
         broken = (name for name, status in self.raw.items() if status in ("FAILED", "ERROR") and "::" not in name and name.endswith(".py"))
-        object.__setattr__(self, "_broken", tuple(broken))
+        object.__setattr__(self, "_broken", frozenset(broken))
 
     def of(self, name: str) -> Status | None:
         """The status of a test; `None`: it did not run. A test of a file that could not be collected is an `ERROR`."""

@@ -26,7 +26,7 @@ from polar.evaluator.commands import GIT_ENV, run_tests
 from polar.evaluator.guards import PARTLY, PYTEST, Trusted, guarded, replace
 from polar.evaluator.parsers import Parser, Statuses, junit, parse
 from polar.evaluator.place import sandbox
-from polar.runtime.base import Runtime
+from polar.runtime.base import ExecResult, Runtime
 
 MAX_TESTS = 64 << 20
 
@@ -112,7 +112,9 @@ async def bring_patch(
     trusted = await Trusted.take(runtime, repo, protect, budget=budget)
     if runtime is evidence.agent:
         return Prepared(repo, trusted, {"patch": "in place"})
-    patch = await _patch(config, evidence, budget, env)
+    patch = await _patch(config, evidence, runtime, budget, env)
+    if isinstance(patch, str):
+        return Prepared(repo, trusted, {"patch": "none"}, patch)
     own = frozenset(trusted_paths)
 
     def drop(path: str) -> bool:
@@ -131,23 +133,35 @@ async def bring_patch(
     return Prepared(repo, trusted, report, None if applied.ok else f"the patch does not apply: {applied.how}")
 
 
-async def _patch(config: PatchedRepo, evidence: Evidence, budget: Budget, env: Mapping[str, str]) -> bytes:
+async def _patch(config: PatchedRepo, evidence: Evidence, fresh: Runtime, budget: Budget, env: Mapping[str, str]) -> bytes | str:
+    """The patch, or why the agent's work has none, which is its own doing. That a command fails is, where the same command works on the
+    task as it was (`fresh`)."""
     if config.patch_command is None:
+        if evidence.patch is None and evidence.patch_refused is not None:
+            return evidence.patch_refused
         if evidence.patch is None:
             raise EvaluatorError("no patch of the agent's work was taken (is git in its sandbox?), and the evaluator is to apply one")
         return evidence.patch
     if evidence.agent is None:
         raise EvaluatorError("the agent's sandbox is gone, and patch_command is to run in it")
-    done = await evidence.agent.exec(
-        config.patch_command,
+    done = await _patch_command(config, evidence.agent, budget, env)
+    if done.ok and not done.truncated:
+        return done.stdout
+    why = f"patch_command gave no patch: {done.tail() or 'more than 64 MiB'}"
+    control = await _patch_command(config, fresh, budget, env)
+    if not control.ok or control.truncated:
+        raise EvaluatorError(why)
+    return why
+
+
+async def _patch_command(config: PatchedRepo, runtime: Runtime, budget: Budget, env: Mapping[str, str]) -> ExecResult:
+    return await runtime.exec(
+        config.patch_command or "",
         cwd=config.repo_dir,
         env={**GIT_ENV, **env},
         timeout_s=min(config.apply_timeout_seconds, budget.left()),
         keep_bytes=64 << 20,
     )
-    if not done.ok or done.truncated:
-        raise EvaluatorError(f"patch_command gave no patch: {done.tail() or 'more than 64 MiB'}")
-    return done.stdout
 
 
 async def restore_trusted(config: PatchedRepo, prepared: Prepared, runtime: Runtime, budget: Budget) -> None:

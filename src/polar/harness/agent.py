@@ -64,6 +64,8 @@ class Collected:
     transcript: Path | None
     warnings: tuple[str, ...] = ()
     artifacts: Path | None = None
+    patch_refused: str | None = None
+    """Why there is no patch although the start state was recorded: of what the agent left, none can be made."""
 
 
 @dataclass(slots=True)
@@ -209,7 +211,8 @@ class AgentRun:
         warnings = [*ready.warnings, *more]
         transcript = await self._fetch(runtime, self.harness.transcripts, folder / "transcript", warnings)
         artifacts = await self._fetch(runtime, (_FOLDERS["ARTIFACTS_DIR"],), folder / "artifacts", warnings)
-        return Collected(patch, transcript, tuple(warnings), artifacts)
+        refused = "; ".join(more) if patch is None and ready.work.tree is not None else None
+        return Collected(patch, transcript, tuple(warnings), artifacts, refused)
 
     def _set_up(self) -> _Ready:
         if self._ready is None:

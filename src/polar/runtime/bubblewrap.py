@@ -28,7 +28,7 @@ from polar.runtime.base import Place, register
 from polar.runtime.kept import Kept
 from polar.runtime.nursery import PATH
 from polar.runtime.relay import Relay
-from polar.runtime.spec import RuntimeSpec
+from polar.runtime.spec import DEFAULT_PIDS, RuntimeSpec
 
 HOME, WORKDIR, UID = "/home/agent", "/workspace", 1000
 _ETC = (
@@ -169,7 +169,7 @@ class BubblewrapRuntime(Kept):
             "uid_inside": UID if self._uid is not None else None,
             "confined": True,
             "data_bytes": None if self.spec.memory_mb is None else self.spec.memory_mb << 20,
-            "processes": self.spec.pids,
+            "processes": self.spec.pids or DEFAULT_PIDS,
             "cpus": machine.cores(self.spec.cpus),
         }
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from polar.errors import ConfigError
 from polar.runtime.base import OWNER_LABEL, OWNER_VARIABLE, SANDBOX_LABEL, SANDBOX_VARIABLE, Place
 from polar.runtime.container_processes import SLEEPER
-from polar.runtime.spec import MountSpec, RuntimeSpec
+from polar.runtime.spec import DEFAULT_PIDS, MountSpec, RuntimeSpec
 
 FIRST_PROCESS = ["/bin/sh", "-c", f"while :; do {shlex.join(SLEEPER)}; [ $? = 127 ] && {{ read _ || exit; }}; done"]
 """What lives in a container that waits: a shell, which every image that can run an agent has, and which collects the dead of programs
@@ -85,8 +85,8 @@ def body(spec: RuntimeSpec, place: Place, *, image: str, workdir: str, podman: s
     if spec.memory_mb is not None:
         # swap counts too: else a limit of memory only moves what is over it to the disk
         host["Memory"] = host["MemorySwap"] = spec.memory_mb << 20
-    if spec.pids is not None:
-        host["PidsLimit"] = spec.pids
+    if spec.pids is not None or podman is None:  # Podman has a default of its own, where it can limit at all
+        host["PidsLimit"] = spec.pids or DEFAULT_PIDS
     if spec.storage_mb is not None:
         host["StorageOpt"] = {"size": f"{spec.storage_mb}m"}
     if spec.gpus:

@@ -37,7 +37,7 @@ from polar.errors import ConfigError
 from polar.runtime import machine
 from polar.runtime.base import Place, register
 from polar.runtime.kept import Kept
-from polar.runtime.spec import RuntimeSpec
+from polar.runtime.spec import DEFAULT_PIDS, RuntimeSpec
 
 HOME, WORKDIR = "/home/agent", "/workspace"
 
@@ -125,7 +125,7 @@ class LocalRuntime(Kept):
             "uid_inside": self._uid,
             "confined": not self._plain,
             "data_bytes": None if self.spec.memory_mb is None else self.spec.memory_mb << 20,
-            "processes": self.spec.pids,
+            "processes": None if self._plain else self.spec.pids or DEFAULT_PIDS,
             "cpus": machine.cores(self.spec.cpus),
         }
         if self._plain:

@@ -49,6 +49,10 @@ class MountSpec(BaseModel):
     read_only: bool = True
 
 
+DEFAULT_PIDS = 4096
+"""More than any harness needs, and few enough that a program which forks without end stops itself and not the machine."""
+
+
 class RuntimeSpec(BaseModel):
     """A sandbox. Which fields a backend heeds, its module says; one that it cannot heed is refused, never ignored."""
 
@@ -75,6 +79,7 @@ class RuntimeSpec(BaseModel):
     memory_mb: int | None = Field(default=None, ge=16)
     storage_mb: int | None = Field(default=None, ge=16)
     pids: int | None = Field(default=None, ge=4)
+    """Processes and threads at once; `None`: `DEFAULT_PIDS` (Podman: its own default) where the backend can count them."""
     gpus: int | None = Field(default=None, ge=0)
     import_path: str | None = None
     """`module:Class` of a runtime that is not registered."""

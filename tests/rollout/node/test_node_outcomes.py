@@ -360,3 +360,15 @@ def test_results_are_the_references_json() -> None:
     """The fields that its clients read are there, under its names."""
     fields = SessionResult.model_fields
     assert {"session_id", "task_id", "status", "trajectory", "timing", "node_id", "error", "metadata"} <= set(fields)
+
+
+async def test_what_takes_too_long_to_read_is_judged_without(world: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent can leave as much as it likes; as an infrastructure failure that would earn it another try."""
+    monkeypatch.setattr("polar.rollout.node.attempt.COLLECT_S", 0.0)
+    build = world()
+    async with build.node() as node:
+        result = await result_of(node, dispatch("call"))
+    assert (result.outcome, result.error_code, result.reward) == ("graded", None, 1.0)
+    assert "could not be read" in (TestVerdict.seen[0].patch_refused or "")
+    assert any("could not be read" in warning for warning in result.warnings)
+    assert build.left() == []

@@ -246,8 +246,7 @@ class Attempt:
         self._part = "collect"
         await made.runtime.end_processes()
         await made.capture.close()
-        async with within(COLLECT_S, lambda: SandboxError(f"what the agent left could not be read in {COLLECT_S:g} s")):
-            self._collected = collected = await made.agent.collect(made.runtime, self.folder)
+        self._collected = collected = await self._collect(made)
         for warning in collected.warnings:
             self._warn(warning)
         self._part = "build"
@@ -264,6 +263,16 @@ class Attempt:
         with timed(self.timing, "evaluate_ms"):
             await self._evaluate(made, ran, collected, grading, judgement)
         self.timing.evaluator_wait_ms = 1000 * made.fresh.waited_s
+
+    async def _collect(self, made: Made) -> Collected:
+        """What the agent left. That reading it takes too long proves nothing of the sandbox: an agent can leave as much as it likes. A
+        sandbox that hangs fails the evaluator, too."""
+        late = f"what the agent left could not be read in {COLLECT_S:g} s"
+        try:
+            async with within(COLLECT_S, lambda: SandboxError(late)):
+                return await made.agent.collect(made.runtime, self.folder)
+        except Late:
+            return Collected(None, None, (late,), patch_refused=late)
 
     async def _evaluate(self, made: Made, ran: HarnessRun, collected: Collected, grading: Grading, judgement: Judgement) -> None:
         request = self.request

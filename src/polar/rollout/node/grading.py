@@ -110,6 +110,7 @@ class Grading:
             trajectory=self.trajectory,
             answer=ran.answer,
             patch=collected.patch,
+            patch_refused=collected.patch_refused,
             exit_code=ran.exit_code,
             problem=problem,
             timed_out=ran.timed_out,
