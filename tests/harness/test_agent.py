@@ -278,3 +278,11 @@ def test_a_patch_that_the_agent_made_impossible_is_told_apart(tmp_path: Path) ->
     assert "no patch" in removed.patch_refused
     _, kept = played(tmp_path / "b", agent("touch x"))
     assert (kept.patch is None, kept.patch_refused) == (False, None)
+
+
+def test_an_answer_without_end_is_cut_and_the_log_is_not(tmp_path: Path) -> None:
+    ended, _ = played(tmp_path, agent("head -c 3000000 /dev/zero | tr '\\0' x; echo end"))
+    assert ended.answer is not None
+    assert len(ended.answer) == 1_000_000
+    assert ended.answer.endswith("xend")
+    assert ended.stdout.stat().st_size > 3_000_000

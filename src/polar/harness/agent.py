@@ -31,6 +31,8 @@ from polar.runtime.base import OnOutput, Runtime, Stream
 from polar.runtime.spec import MountSpec, RuntimeSpec
 
 KEPT_BYTES = 8_000_000
+MAX_ANSWER = 1_000_000
+"""Characters: of a longer answer the end is taken, since it travels with every result. All of it is in `harness.stdout`."""
 MAX_TRANSCRIPT_BYTES = 200_000_000
 _INSTRUCTION = ".polar/instruction.md"
 _FOLDERS = {"ARTIFACTS_DIR": "artifacts", "LOGS_DIR": "logs", "AGENT_LOG_DIR": "logs/agent"}
@@ -253,7 +255,8 @@ class AgentRun:
     def _judge(self, exit_code: int, timed_out: bool, duration_s: float, stdout: bytes, stderr: bytes) -> tuple[str | None, str | None]:
         out, err = stdout.decode(errors="replace"), stderr.decode(errors="replace")
         problem = f"still running after {duration_s:.0f} s" if timed_out else self.harness.problem(exit_code, out, err)
-        return problem, self.harness.answer(out)
+        answer = self.harness.answer(out)
+        return problem, answer if answer is None or len(answer) <= MAX_ANSWER else answer[-MAX_ANSWER:]
 
     async def _fetch(self, runtime: Runtime, names: tuple[str, ...], target: Path, warnings: list[str]) -> Path | None:
         shutil.rmtree(target, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,13 +23,15 @@ def mask(data: bytes, secret: bytes) -> bytes:
 
 
 def mask_files(folder: Path, secret: str) -> None:
-    """Masks the secret in every file below `folder`. Links are not followed."""
+    """Masks the secret in every file below `folder`, in place and without reading a file as a whole. Links are not followed."""
     wanted = secret.encode()
     for path in list(_files(folder)):
-        content = path.read_bytes()
-        if wanted and wanted in content:
-            path.chmod(0o600)
-            path.write_bytes(mask(content, wanted))
+        if wanted and path.stat().st_size:
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+                at = content.find(wanted)
+                while at >= 0:
+                    content[at : at + len(wanted)] = b"*" * len(wanted)
+                    at = content.find(wanted, at + len(wanted))
 
 
 def _files(folder: Path) -> Iterator[Path]:

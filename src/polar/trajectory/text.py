@@ -29,6 +29,37 @@ def loads(text: bytes | str) -> Any:
         return json.loads(text)
 
 
+def well_formed(value: Any) -> Any:
+    """The same value where every JSON reader takes it; else with what some refuse replaced: half surrogate pairs by U+FFFD, integers past
+    64 bits by floats (or their digits), what is deeper than `_DEEPEST` or no JSON by its text."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return _well_formed(value, 0)
+    return value
+
+
+_DEEPEST = 100
+
+
+def _well_formed(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        if -(1 << 63) <= value < 1 << 64:
+            return int(value)
+        return float(value) if abs(value) < 1 << 1000 else hex(value)
+    if depth >= _DEEPEST:
+        return "..."
+    if isinstance(value, dict):
+        return {_well_formed(str(key), depth): _well_formed(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_well_formed(one, depth + 1) for one in value]
+    return _well_formed(str(value), depth)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype == np.float32:

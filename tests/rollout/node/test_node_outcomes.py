@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 from node_world import TestVerdict, World, dispatch, ended, result_of, until
 
 from polar.errors import EngineUnavailable, StoreError
+from polar.evaluator import Verdict
+from polar.rollout.ending import dumped
 from polar.rollout.models import SessionResult
 from polar.testing.engine import Call, Reply
 from polar.trajectory import Trajectory
@@ -371,4 +374,22 @@ async def test_what_takes_too_long_to_read_is_judged_without(world: Build, monke
     assert (result.outcome, result.error_code, result.reward) == ("graded", None, 1.0)
     assert "could not be read" in (TestVerdict.seen[0].patch_refused or "")
     assert any("could not be read" in warning for warning in result.warnings)
+    assert build.left() == []
+
+
+@pytest.mark.parametrize("said", ["\udcff/conftest.py", 1 << 80, {"a": [{"\ud800": "x"}]}])
+async def test_a_report_that_not_every_reader_takes_is_delivered_all_the_same(
+    world: Build, monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
+    """A file name that is no text is in the evaluator's report as the half of a surrogate pair."""
+
+    async def evaluate(self: TestVerdict, evidence: Any) -> Verdict:
+        return Verdict(0.5, report={"undone": [said]})
+
+    monkeypatch.setattr(TestVerdict, "evaluate", evaluate)
+    build = world()
+    async with build.node() as node:
+        result = await result_of(node, dispatch("call"))
+    assert (result.outcome, result.reward) == ("graded", 0.5)
+    assert orjson.loads(dumped(result))["reward"] == 0.5
     assert build.left() == []

@@ -35,6 +35,7 @@ from polar.rollout.node.outcome import Facts, Fault, Judgement, Part, judge
 from polar.rollout.node.sandboxes import FreshSandboxes, Sandboxes
 from polar.rollout.node.stages import Held, Stages
 from polar.runtime import Runtime, RuntimeSpec
+from polar.trajectory.text import well_formed
 
 log = logging.getLogger("polar.node")
 
@@ -358,24 +359,24 @@ class Attempt:
             status=status,
             timing=self.timing,
             node_id=self._equipment.config.id,
-            error=judgement.why,
-            metadata=self._metadata(),
+            error=well_formed(judgement.why),
+            metadata=well_formed(self._metadata()),
             outcome=judgement.outcome,
             attempt=request.attempt,
             sample=request.sample,
             turns=self.turns,
             error_code=judgement.code,
-            answer=None if self._collected is None or ran is None else ran.answer,
+            answer=None if self._collected is None or ran is None else well_formed(ran.answer),
             exit_code=None if ran is None else ran.exit_code,
-            warnings=self.warnings,
+            warnings=well_formed(self.warnings),
             delivery_id=self.id,
         )
         if grading is not None:
             result.sampled_tokens = grading.sampled
-            result.warnings = [*self.warnings, *grading.warnings]
+            result.warnings = well_formed([*self.warnings, *grading.warnings])
             rewarded = judgement.outcome in ("graded", "policy")
             result.reward = grading.reward if rewarded else None
-            result.metrics = dict(grading.metrics) if rewarded else {}
+            result.metrics = well_formed(dict(grading.metrics)) if rewarded else {}
             result.trajectory = await grading.trajectory_json(status, judgement.why, rewarded=rewarded)
         self._grading = None
         return result

@@ -25,7 +25,7 @@ from polar.rollout.node.capture import Capture
 from polar.rollout.node.sandboxes import FreshSandboxes
 from polar.runtime import Runtime
 from polar.trajectory import Trajectory, build, builder, credit
-from polar.trajectory.text import loads
+from polar.trajectory.text import loads, well_formed
 
 log = logging.getLogger("polar.node")
 
@@ -187,7 +187,7 @@ def _written(trajectory: Trajectory, path: Path) -> JsonObject:
         path.write_bytes(zstandard.ZstdCompressor(level=3).compress(text))
     except OSError as error:  # this copy is for people; the one that counts goes through the spool, which waits for a full disk
         log.warning("a trajectory could not be kept among the artefacts", extra={"path": str(path), "why": str(error)})
-    parsed: JsonObject = loads(text)
+    parsed: JsonObject = well_formed(loads(text))
     return parsed
 
 
