@@ -243,3 +243,12 @@ async def test_a_work_folder_too_deep_to_be_taken_out_is_the_agents_doing(lab: L
         verdict = await make("command", {"command": "true"}).evaluate(lab.evidence(agent))
     assert verdict.reward == 0.0
     assert "cannot be taken out" in verdict.report["reason"]
+
+
+async def test_guarded_files_in_folders_whose_names_are_no_text_go(lab: Lab, tasks_own: None) -> None:
+    """In containers their names do not survive the way back in."""
+    async with lab.sandbox() as agent:
+        await work(agent, "d=$(printf 'a\\377'); mkdir $d; echo agent > $d/conftest.py; echo agent > sub/conftest.py; touch $d/kept")
+        look = "find . -name conftest.py; cat sub/conftest.py; ls a*"
+        verdict = await make("command", {"command": look, "protect": ["conftest.py"]}).evaluate(lab.evidence(agent))
+    assert verdict.report["output_end"].split() == ["./sub/conftest.py", "task", "=", "1", "kept"]

@@ -124,9 +124,9 @@ class Trusted:
         removed."""
         present, whole = await _find(runtime, self.folder, self.patterns, budget, keep)
         flood: tuple[str, ...] = ()
-        if not whole or len(present) > len(self.files) + _FLOOD:
+        if not whole or len(present) > len(self.files) + _FLOOD or not all(map(_is_text, present)):
             await _run(runtime, self.folder, f"{_search(self.patterns, keep)} -exec rm -f -- {{}} +", (), budget)
-            flood, present = (f"more than {_FLOOD:,} files of guarded names, which all went",), []
+            flood, present = ("too many files of guarded names, or some that cannot be named: all went",), []
         undone = [path for path in self.files if path not in present and not guarded(path, keep)]
         compared = 0
         for path in present:
@@ -202,6 +202,15 @@ def _tests(patterns: Sequence[str]) -> str:
         f"-path {shlex.quote('./' + pattern.removeprefix('./'))}" if "/" in pattern else f"-name {shlex.quote(pattern)}"
         for pattern in patterns
     )
+
+
+def _is_text(path: str) -> bool:
+    """Whether a command line can name it in every sandbox: a container's travels as JSON, in which bytes that are no text are lost."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _batches(paths: Sequence[str]) -> Iterator[list[str]]:
