@@ -67,12 +67,13 @@ class Seen:
 
 
 async def nothing_runs_on(world: World) -> None:
-    """While service and nodes still live: no sandbox of a session that has ended is there, nothing waits to be delivered."""
+    """While service and nodes still live, all of them up again: no sandbox of a session that has ended is there, nothing is undelivered."""
     deadline = time.monotonic() + QUIET_S
     while True:
         left = [str(one) for node in world.nodes for one in await listing(node.sandboxes) if _of_a_sandbox(one)]
         left += [str(path) for node in world.nodes for path in (node.disk.folder / "work" / "spool").glob("*/*")]
-        left += await _undelivered(world)
+        left += [f"node {node.name} is not up" for node in world.nodes if not node.process.ready]
+        left += _undelivered(world)
         if not left:
             return
         if time.monotonic() > deadline:
@@ -87,7 +88,7 @@ def _of_a_sandbox(left: Left) -> bool:
     return bool(left.sandbox) or left.kind == "container"
 
 
-async def _undelivered(world: World) -> list[str]:
+def _undelivered(world: World) -> list[str]:
     taken = {delivery for delivery, _ in world.receiver.taken}
     wanted = world.plan.sessions + len(world.plan.tasks)
     return [] if len(taken) >= wanted and world.receiver.mood == "up" else [f"{wanted - len(taken)} callbacks"]

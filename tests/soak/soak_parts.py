@@ -101,6 +101,11 @@ class Kept:
                 log.write(f"--- {self.name} ended with {code}\n".encode())
             await asyncio.sleep(0.3)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a node has come up after its last start: it has cleaned up what an earlier process left, and says where it is."""
+        return self.pid is not None and ": model API http" in self._log.read_text(errors="replace").rpartition("--- ")[2]
+
     def tail(self, size: int = 3000) -> str:
         return self._log.read_text(errors="replace")[-size:] if self._log.exists() else ""
 
