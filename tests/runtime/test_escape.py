@@ -125,7 +125,8 @@ async def test_what_the_place_hides_is_empty(sandboxes: Sandboxes) -> None:
         os.chmod(state, 0o755)
         store = secret(Path(state, "polar.db"), 0o644)
         seen = await (await sandboxes.make()).exec(["cat", str(store)])
-        assert seen.ok == (sandboxes.name == "local")
+        own_tmp = state.startswith("/tmp/")  # where this repository lies in /tmp, which is the sandbox's own
+        assert seen.ok == (sandboxes.name == "local" and not own_tmp)
         runtime = await sandboxes.make(hidden=(Path(state),))
         await refused(runtime, f"cat {store}")
         await refused(runtime, f"cat /proc/self/root{store} /proc/1/root{store}")

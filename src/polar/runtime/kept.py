@@ -86,11 +86,13 @@ class Kept(Runtime):
         if self._storage is not None:
             self._storage.cancel()
             self._storage = None
+        crashed = False
         if self._line is not None:
             line, self._line = self._line, None
+            crashed = line.broken
             await line.close()
-        if self.contained:
-            return
+        if self.contained and not crashed:
+            return  # the keeper ends last; but where it was killed, the kernel may still be ending what was inside
         left = await asyncio.to_thread(processes.end, sandbox=self.place.id, folder=self.place.folder)
         if left:
             raise SandboxError(f"processes of the sandbox {self.place.id} do not end: {', '.join(map(str, left))}")

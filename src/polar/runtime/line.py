@@ -63,6 +63,11 @@ class Line:
             raise
         return line, hello["pid"]
 
+    @property
+    def broken(self) -> bool:
+        """Whether the keeper is gone, or this was closed."""
+        return self._socket is None
+
     async def run(
         self,
         body: Mapping[str, Any],
