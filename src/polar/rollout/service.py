@@ -174,26 +174,28 @@ class Service:
 
     async def _schedule(self) -> None:
         again = await self.database.write(schedule.dispatching)
-        self._dispatch([one for one in again if (one.session, one.attempt) not in self._dispatching])
+        self._dispatch([one for one in again if (one.session, one.attempt) not in self._dispatching], asked=True)
         while True:
             self._dispatch(await self.database.write(lambda tx: schedule.assign(tx, self.config.lease_seconds)))
             await self._woken("schedule", self.config.dispatch_poll_interval_seconds)
 
-    def _dispatch(self, found: list[Dispatch]) -> None:
+    def _dispatch(self, found: list[Dispatch], *, asked: bool = False) -> None:
         for one in found:
             self._dispatching.add((one.session, one.attempt))
-            self._spawn(self._bring(one))
+            self._spawn(self._bring(one, asked=asked))
 
-    async def _bring(self, dispatch: Dispatch) -> None:
+    async def _bring(self, dispatch: Dispatch, *, asked: bool) -> None:
         """Brings an attempt to its node, or back into the queue. An unclear answer is asked again until the lease ends it: the node takes
-        the same attempt only once."""
+        the same attempt only once. A node that was asked before (`asked`) may have it: that it cannot be reached now, or is another process
+        now, does not mean that it has not, and the attempt would live twice under one name."""
         try:
             pause_s = 0.5
             while True:
                 async with self._slots:
                     said = await self.remote.dispatch(dispatch)
-                if said.word != "unclear":
+                if said.word != "unclear" and not (asked and said.word in ("unreachable", "locked_out")):
                     break
+                asked = True
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 5.0)
                 if not await self.database.read(lambda connection: schedule.is_dispatching(connection, dispatch)):

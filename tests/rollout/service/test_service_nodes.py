@@ -13,7 +13,8 @@ from service_parts import ended, http, submit, until
 from polar.rollout.database import packed
 from polar.rollout.events import page
 from polar.rollout.models import SessionDispatchRequest, SessionResult
-from polar.rollout.schedule import AVOID_S, Candidate, candidate, choose
+from polar.rollout.remote import Said
+from polar.rollout.schedule import AVOID_S, Candidate, Dispatch, candidate, choose
 from polar.testing.node import StubNode, broken, graded
 from polar.testing.rollout import TOKEN, listening, running_service, stub_rollouts
 
@@ -129,6 +130,28 @@ async def test_a_node_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> Non
             await late.join(url, TOKEN, own)
             assert (await ended(client))["status"] == "completed"
             await late.leave()
+
+
+async def test_an_attempt_that_a_node_may_have_is_never_given_to_another(tmp_path: Path) -> None:
+    """Its answer got lost, and then it could not be reached: as far as one knows it runs there."""
+    nodes = [StubNode("a", play=never, interval_s=5.0), StubNode("b", play=never, interval_s=5.0)]
+    async with stub_rollouts(tmp_path, nodes) as (service, url), http(url) as client:
+        dispatch, tries = service.remote.dispatch, 0
+
+        async def losing_answers(one: Dispatch) -> Said:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                await dispatch(one)
+                return Said("unclear")
+            return Said("unreachable") if tries == 2 else await dispatch(one)
+
+        service.remote.dispatch = losing_answers  # type: ignore[method-assign]
+        await submit(client, samples=1)
+        await until(lambda: tries >= 3)
+        await asyncio.sleep(0.5)
+        names = [one.attempt_id for node in nodes for one in node.dispatched]
+        assert len(names) == len(set(names)) == 1
 
 
 async def test_a_refusal_counts_as_an_attempt_and_ends_with_the_nodes_words(tmp_path: Path) -> None:
