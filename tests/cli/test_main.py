@@ -65,3 +65,31 @@ def test_a_store_in_a_file_of_something_else_is_named(polar: Polar, tmp_path: Pa
     (tmp_path / "x.db").write_text("not a database, but some text that is long enough to be read as a header of one " * 2)
     with pytest.raises(ConfigError, match=r"x\.db"):
         polar("session", "list", "--store", tmp_path / "x.db")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--harness", "pie"), "no harness is called 'pie'"),
+        (("--builder", "nope"), "no builder is called 'nope'"),
+        (("--runtime", "dokcer"), "no runtime is called 'dokcer'"),
+    ],
+)
+def test_a_run_that_cannot_work_starts_nothing_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main_of(monkeypatch, "run", "--limit", 1, *options) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {message}")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_names_a_service_that_is_not_there_soon(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("polar.cli.run.FIRST_ANSWER_S", 0.1)
+    assert main_of(monkeypatch, "run", "--limit", 1, "--url", "http://127.0.0.1:1") == 2
+    assert "the rollout service at http://127.0.0.1:1 does not answer" in capsys.readouterr().err

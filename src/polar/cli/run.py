@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BUNDLED = "tiny-qwen3"
 """The model of a run that names no engine. Its answers are short and its tasks small, so its sessions get budgets that fit."""
 BUNDLED_OUTPUT, BUNDLED_TURNS, BUNDLED_TOKENS = 256, 10, 1_500
+FIRST_ANSWER_S = 5.0
+"""How long the service at `--url` may take for its first answer; one that has answered may be restarted later, and is waited for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def run_tasks(
 ) -> int:
     """Runs them and prints the summary; the exit code. `fields` are further fields of `TaskRequest`."""
     from polar.rollout.campaign import plan
+    from polar.rollout.checks import check_task
     from polar.runtime.spec import RuntimeSpec
     from polar.tasks import find
 
@@ -119,6 +122,9 @@ def run_tasks(
         max_output = max_output or BUNDLED_OUTPUT
     agent = {} if max_output is None else {"settings": {"max_output": max_output}}
     campaign = plan(find(tasks, limit=limit, split=split), harnesses, samples=samples, runtime=spec, agent=agent, **more)
+    if where.url is None:  # before anything is started; a service elsewhere checks what it knows
+        for request in campaign.requests:
+            check_task(request)
     return asyncio.run(_run(campaign, where, spec.backend, harnesses, as_json))
 
 
@@ -129,6 +135,7 @@ async def _run(campaign: Campaign, where: Where, backend: str, harnesses: list[s
 
     began = time.monotonic()
     await _ready(backend)
+    where.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with AsyncExitStack() as stack:
         with Screen(campaign, where.folder) as screen:
             client = await stack.enter_async_context(_client(where, harnesses, screen.say))
@@ -153,6 +160,8 @@ async def _client(where: Where, harnesses: list[str], progress: Any) -> AsyncIte
     from polar.rollout.client import AsyncClient
 
     if where.url is not None:
+        async with AsyncClient(where.url, patience_s=FIRST_ANSWER_S) as first:
+            await first.status()
         async with AsyncClient(where.url) as client:
             yield client
         return
@@ -203,11 +212,10 @@ def _config(where: Where, engine_url: str) -> PolarConfig:
 
 
 def new_folder(output: Path | None) -> Path:
-    """Where a run puts everything: as given (empty or not there yet), else a new one in `runs/`."""
+    """Where a run puts everything: as given (empty or not there yet), else a new one in `runs/`. It is made once the run begins."""
     folder = output or Path("runs") / time.strftime("run-%Y%m%d-%H%M%S")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; name another with --output")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder.resolve()
 
 

@@ -31,7 +31,9 @@ class Screen:
         self._began = time.monotonic()
         self._status = Status("starting", console=err)
         self._names = {request.task_id: _title(request.metadata) for request in campaign.requests}
-        self.say(f"{campaign.sessions} sessions in {len(campaign.requests)} groups; everything goes to {folder}")
+        sessions, groups = campaign.sessions, len(campaign.requests)
+        counted = f"{sessions} session{'s' * (sessions != 1)} in {groups} group{'s' * (groups != 1)}"
+        self.say(f"{counted}; everything goes to {folder}")
 
     def __enter__(self) -> Self:
         self._status.start()

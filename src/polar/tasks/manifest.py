@@ -6,6 +6,7 @@ another year still loads. What Polar adds stands in the table `[metadata.polar]`
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -149,10 +150,18 @@ def read(path: Path) -> Manifest:
     try:
         return Manifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        lines = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ConfigError(f"{path}: {lines}") from error
+        raise ConfigError(f"{path}: {'; '.join(_problem(one['loc'], one['type'], one['msg']) for one in error.errors())}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _problem(place: tuple[int | str, ...], kind: str, message: str) -> str:
+    """What is wrong with a key, as it stands in the file."""
+    if kind == "extra_forbidden":
+        meant = difflib.get_close_matches(str(place[-1]), [*Extension.model_fields, *EvaluatorSpec.model_fields], 1)
+        message = "there is no such key" + (f"; is {meant[0]} meant?" if meant else "")
+    name = ".".join(map(str, place))
+    return f"{'metadata.' if place[:1] == ('polar',) else ''}{name}: {message}"
 
 
 def megabytes(value: Any) -> Any:

@@ -53,7 +53,7 @@ def oracle_command(task: AnyTask) -> str:
     """A shell command, for the work folder, that runs the reference solution."""
     files = task.oracle()
     if files is None:
-        raise ConfigError(f"task {task.name} has no reference solution")
+        raise ConfigError(f"task {task.name} has no reference solution (solution/solve.sh, or `solution` of a line)")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, content in sorted(files.items()):
