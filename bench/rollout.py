@@ -4,8 +4,8 @@
 
 1. **Throughput.** Sessions a second, from submission to the last durable result, of a trivial harness (one model call) on this machine:
    in the simulated sandbox, where only Polar's own work is left, and in `local` and `bubblewrap`, where real processes run.
-2. **Open sessions.** Memory of service and node for each session that waits, and for each of 1,000 that run at once, every one of them
-   inside its second model call; then all go on, and the time until all are done.
+2. **Open sessions.** Memory of service and node for each session that waits, and for each of 1,000 that run at once: all of them in their
+   tools, then all of them inside their second model call; then all go on, and the time until all are done.
 3. **Stages.** How busy an engine of S slots is kept by agents whose times are drawn from `simulated/workload.py`, with Polar's stages and
    without: then one pool of workers takes each session through init, run, evaluation and teardown. Both are the same service and node;
    "without" never lets more sessions in than its pool has workers.
@@ -21,6 +21,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -36,7 +37,7 @@ KIB, MIB = 1 << 10, 1 << 20
 GROUP = 16
 SIMULATED = {"import_path": "simulated.sandbox:Sandbox"}
 ONE_CALL = "[[0.0, 0.0]]"
-HELD = '[[0.0, 0.0], ["hold", 0.0]]'
+HELD = '[[0.0, "hold"], ["hold", 0.0]]'
 CURL = (
     "curl -sf -o answer.json -H 'content-type: application/json' -H \"authorization: Bearer $OPENAI_API_KEY\" "
     '-d \'{"model": "any", "messages": [{"role": "user", "content": "work 0.0"}]}\' "$OPENAI_BASE_URL/chat/completions"'
@@ -125,26 +126,38 @@ async def open_at_once(folder: Path, sessions: int) -> dict[str, Any]:
             await stack.client.cancel(name)
 
         service, node_memory = stack.memory("service"), stack.memory("node")
+        await stack.engine(slots=None)
         began = time.monotonic()
         names = await submit(stack, groups("open", sessions, HELD, SIMULATED))
-        while (now := await stack.engine())["held"] < sessions:
-            if time.monotonic() - began > 600:
-                raise SystemExit(f"only {now['held']} of {sessions} sessions came to their second call; see {stack.folder}")
-            await asyncio.sleep(0.2)
+        await reached(stack, "calls", sessions)
         found["s until all run"] = time.monotonic() - began
-        stack.start_cpu()
-        await asyncio.sleep(10.0)
-        cpu = stack.cpu_s()
+        await asyncio.sleep(2.0)
         found["service KiB a running session"] = (stack.memory("service") - service) / sessions / KIB
-        found["node KiB a running session"] = (stack.memory("node") - node_memory) / sessions / KIB
-        found["service CPU % while all wait"] = 10 * cpu["service"]
-        found["node CPU % while all wait"] = 10 * cpu["node"]
+        found["node KiB, its tools at work"] = (stack.memory("node") - node_memory) / sessions / KIB
+        stack.processes["agents"].send_signal(signal.SIGUSR1)
+        await reached(stack, "held", sessions)
+        await asyncio.sleep(2.0)
+        found["node KiB, in a model call"] = (stack.memory("node") - node_memory) / sessions / KIB
+        stack.start_cpu()
+        await asyncio.sleep(5.0)
+        cpu = stack.cpu_s()
+        found["service CPU % while all wait"] = 20 * cpu["service"]
+        found["node CPU % while all wait"] = 20 * cpu["node"]
         began = time.monotonic()
         await stack.engine(let_go=True)
         await ended(stack, names)
         found["s until all are done"] = time.monotonic() - began
         found |= {f"{name} peak MiB": stack.peak(name) / MIB for name in ("service", "node")}
     return found
+
+
+async def reached(stack: Running, what: str, count: int) -> None:
+    """Waits until that many sessions are there."""
+    deadline = time.monotonic() + 600
+    while (now := await stack.engine())[what] < count:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"only {now[what]} of {count} sessions came there ({what}); see {stack.folder}")
+        await asyncio.sleep(0.2)
 
 
 # --- 3. stages -------------------------------------------------------------------------------------------------------
@@ -264,7 +277,7 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "throughput" in args.parts:
-        found["throughput"] = [await throughput(folder / "simulated", "simulated", args.sessions, 16)]
+        found["throughput"] = [await throughput(folder / "simulated", "simulated", args.sessions, 48)]
         for backend in args.sandboxes:
             found["throughput"].append(await throughput(folder / backend, backend, max(GROUP, args.sessions // 10), 4))
         show("1. throughput (ms: CPU a session, by process)", found["throughput"])

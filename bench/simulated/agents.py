@@ -1,7 +1,8 @@
 """The agent programs of all simulated sandboxes, in a process of their own as real ones are, so that a node's memory and CPU are Polar's.
 
 A line of JSON in on a Unix socket (`id`, `url`, `key`, `instruction`), a line out when that agent has ended (`id`, `exit_code`, `said`).
-An instruction is a list of (engine seconds, tool seconds), one for each call; a string in place of the first is passed on as it is.
+An instruction is a list of (engine seconds, tool seconds), one for each call; a string in place of the first is passed on as it is, and a
+tool that takes `"hold"` takes until SIGUSR1.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import aiohttp
 SYSTEM = "You are a coding agent. You read files, change them and run the tests, one step at a time."
 
 
-async def agent(http: aiohttp.ClientSession, url: str, key: str, instruction: str) -> tuple[int, str]:
+async def agent(http: aiohttp.ClientSession, let_go: asyncio.Event, url: str, key: str, instruction: str) -> tuple[int, str]:
     """Exit code and what it said last."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
     headers = {"authorization": f"Bearer {key}"}
@@ -30,20 +32,24 @@ async def agent(http: aiohttp.ClientSession, url: str, key: str, instruction: st
             message = (await answer.json())["choices"][0]["message"]
         said = message["content"] or ""
         messages.append({"role": "assistant", "content": said})
-        if tool_s:
+        if tool_s == "hold":
+            await let_go.wait()
+        elif tool_s:
             await asyncio.sleep(tool_s)
     return 0, said
 
 
 async def serve(path: Path) -> None:
     running: set[asyncio.Task[None]] = set()
+    let_go = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, let_go.set)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             async def run(asked: dict[str, Any]) -> None:
                 try:
-                    exit_code, said = await agent(http, asked["url"], asked["key"], asked["instruction"])
+                    exit_code, said = await agent(http, let_go, asked["url"], asked["key"], asked["instruction"])
                 except aiohttp.ClientError as error:
                     exit_code, said = 1, str(error) or type(error).__name__
                 writer.write(json.dumps({"id": asked["id"], "exit_code": exit_code, "said": said}).encode() + b"\n")
