@@ -11,7 +11,8 @@ words and Retry-After kept.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -142,6 +143,13 @@ class Engine(ABC):
     def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
         """A live continuation of token ids (`n` is 1). Closing the iterator cancels the generation."""
         raise NotImplementedError(f"{self.name} streams no token ids")
+
+    async def stream_into(self, request: TokensRequest, take: Callable[[Sequence[Chunk]], object]) -> None:
+        """As `stream`, but the engine calls: `take` is given the chunks that came together, the moment they come, and does not wait. What
+        it raises ends the generation and is raised; so does cancelling the task."""
+        async with aclosing(self.stream(request)) as chunks:
+            async for chunk in chunks:
+                take((chunk,))
 
     async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:
         """The server's own rendering of a prompt, generation prompt included, for comparison; `None` if it can't tell."""

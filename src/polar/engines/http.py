@@ -1,7 +1,7 @@
 """The HTTP client that all engines share, and how a server's refusals become Polar's errors.
 
-Knows no engine's fields. One aiohttp session per engine object, without a cap on connections. Cancelling a call closes its
-connection, which is how an engine learns to stop sampling.
+Knows no engine's fields. One aiohttp session per engine object, and connections of our own for streams (`polar.engines.connection`),
+without a cap on either. Cancelling a call closes its connection, which is how an engine learns to stop sampling.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import base64
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,8 @@ import numpy as np
 import orjson
 
 from polar.chat import JsonObject
-from polar.engines.base import Engine
+from polar.engines.base import Chunk, Engine, TokensRequest
+from polar.engines.connection import STALE_S, Connections, Unreachable
 from polar.engines.sse import SseParser
 from polar.errors import (
     CallError,
@@ -36,7 +38,6 @@ from polar.errors import (
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
 """Below uvicorn's 5 seconds (vLLM, SGLang), so that an idle connection is never reused while the server is closing it."""
-STALE_S = 0.25
 MAX_WORDS = 2000
 
 
@@ -45,6 +46,7 @@ class HttpEngine(Engine):
     not in `self.url`, which stands in records, health and errors."""
 
     _session: aiohttp.ClientSession | None = None
+    _connections: Connections | None = None
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
         url, self._login = split_login(url)
@@ -52,19 +54,22 @@ class HttpEngine(Engine):
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            headers = {"Content-Type": "application/json"}
-            if self.api_key is not None:
-                headers["Authorization"] = f"Bearer {self.api_key}"
-            elif self._login is not None:
-                headers["Authorization"] = self._login
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-                headers=headers,
+                headers=self._headers(),
                 cookie_jar=aiohttp.DummyCookieJar(),  # nothing of one session's call may go out with another's
                 read_bufsize=1 << 20,
             )
         return self._session
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        elif self._login is not None:
+            headers["Authorization"] = self._login
+        return headers
 
     async def get(self, path: str, *, timeout_s: float = 10.0) -> Any:
         """The parsed answer of a GET. Raises as `post` does."""
@@ -101,7 +106,7 @@ class HttpEngine(Engine):
         try:
             async with self._client().request(method, self.url + path, data=data, timeout=timeout, allow_redirects=False) as response:
                 raw = await response.read()
-                self._refuse_redirect(response)
+                self._refuse_redirect(response.status, response.headers.get("Location"))
                 if response.status >= 400:
                     raise error_for(response.status, raw, response.headers)
                 return raw
@@ -110,41 +115,89 @@ class HttpEngine(Engine):
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost(error, timeout_s) from error
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """The JSON events of a streamed POST, up to `[DONE]`. Raises as `post` does; an end without `[DONE]` is a cut body."""
-        parser = SseParser()
-        try:
-            async with self._client().post(self.url + path, data=dumps(body), allow_redirects=False) as response:
-                self._refuse_redirect(response)
-                if response.status >= 400:
-                    raise error_for(response.status, await response.read(), response.headers)
-                while data := await response.content.readany():
-                    for event in parser.feed(data):
-                        if event == b"[DONE]":
-                            return
-                        parsed = loads(event)
-                        _raise_error_body(parsed, event)
-                        yield parsed
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._lost(error, self.timeout_s) from error
-        raise EngineUnavailable(f"{self.url} ended its stream in the middle")
+    async def events(self, path: str, body: Mapping[str, Any], take: Callable[[list[Any]], bool | None]) -> None:
+        """Gives the JSON events of a streamed POST to `take`, those that came together at a time, the moment they come: up to `[DONE]`, or
+        until `take` says true.
 
-    def _refuse_redirect(self, response: aiohttp.ClientResponse) -> None:
+        Raises as `post` does, and what `take` raises; any other end is a cut body.
+        """
+        if self._connections is None:
+            self._connections = Connections(self._headers(), connect_timeout_s=CONNECT_TIMEOUT_S, keepalive_s=KEEPALIVE_S)
+        reader = _EventReader(take)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                answer = await self._connections.post(self.url + path, dumps(body), reader.feed)
+        except (OSError, UnicodeError, zlib.error) as error:
+            raise self._lost(error, self.timeout_s) from error
+        self._refuse_redirect(answer.status, answer.headers.get("location"))
+        if answer.status >= 400:
+            retry_after = answer.headers.get("retry-after")
+            raise error_for(answer.status, answer.refusal, {} if retry_after is None else {"Retry-After": retry_after})
+        if not reader.ended:
+            raise EngineUnavailable(f"{self.url} ended its stream in the middle")
+
+    async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
+        """`stream_into`, for who would rather ask for the next chunk."""
+        came: asyncio.Queue[Chunk | None] = asyncio.Queue()
+
+        def take(chunks: Sequence[Chunk]) -> None:
+            for chunk in chunks:
+                came.put_nowait(chunk)
+
+        task = asyncio.create_task(self.stream_into(request, take))
+        task.add_done_callback(lambda _: came.put_nowait(None))
+        try:
+            while (chunk := await came.get()) is not None:
+                yield chunk
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _refuse_redirect(self, status: int, target: str | None) -> None:
         """A redirected POST arrives as a GET, and the gateway's key would go wherever it points."""
-        if 300 <= response.status < 400:
-            target = response.headers.get("Location", "nowhere")
-            raise EngineUnavailable(f"{self.url} redirects to {target}: give the engine's own URL")
+        if 300 <= status < 400:
+            raise EngineUnavailable(f"{self.url} redirects to {target or 'nowhere'}: give the engine's own URL")
 
     def _lost(self, error: BaseException, timeout_s: float | None) -> CallError:
         if isinstance(error, aiohttp.ClientConnectorError):
             return EngineUnavailable(f"no engine answers at {self.url}: {error.os_error}")
+        if isinstance(error, Unreachable):
+            return EngineUnavailable(f"no engine answers at {self.url}: {error}")
         if isinstance(error, asyncio.TimeoutError):
             return EngineTimeout(f"{self.url} did not answer within {timeout_s or self.timeout_s:g} s")
         return EngineUnavailable(f"{self.url} went away in the middle: {str(error) or type(error).__name__}")
 
     async def aclose(self) -> None:
+        if self._connections is not None:
+            self._connections.close()
         if self._session is not None:
             await self._session.close()
+
+
+class _EventReader:
+    """A streamed body on its way to `take`, as parsed events."""
+
+    def __init__(self, take: Callable[[list[Any]], bool | None]) -> None:
+        self.ended = False
+        self._take = take
+        self._parser = SseParser()
+
+    def feed(self, data: bytes) -> bool:
+        """True once `[DONE]` has come, or `take` needs no more. An error among the events is raised when those before it are given away."""
+        events: list[Any] = []
+        try:
+            for event in self._parser.feed(data):
+                if event == b"[DONE]":
+                    self.ended = True
+                    break
+                parsed = loads(event)
+                _raise_error_body(parsed, event)
+                events.append(parsed)
+        finally:
+            if events and self._take(events):
+                self.ended = True
+        return self.ended
 
 
 def split_login(url: str) -> tuple[str, str | None]:

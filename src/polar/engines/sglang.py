@@ -7,8 +7,7 @@ names the weight version. A stream is cumulative by default and incremental with
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -98,34 +97,10 @@ class SglangEngine(HttpEngine):
             generation.logprobs = None
         return generation
 
-    async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
-        seen = 0
-        seen_logprobs = 0
-        async with aclosing(self.events("/generate", {**await self._body(request), "stream": True})) as events:  # type: ignore[type-var]
-            async for event in events:
-                meta = _meta(event)
-                with reading(self.url):
-                    total = int(meta.get("completion_tokens") or 0)
-                    ids = ids_array(event.get("output_ids"))
-                    logprob_ids, logprobs = _pairs(meta)
-                if ids is None:
-                    ids = logprob_ids
-                if ids is None or logprobs is None:
-                    raise EngineUnavailable(f"{self.url} streamed tokens without ids or log-probabilities")
-                fresh = ids[seen:] if len(ids) == total else ids
-                fresh_logprobs = logprobs[seen_logprobs:] if len(logprobs) == total else logprobs
-                if seen + len(fresh) != total or len(fresh_logprobs) != len(fresh):
-                    raise EngineUnavailable(f"{self.url} streamed {seen + len(fresh)} ids and counts {total} tokens")
-                seen = seen_logprobs = total
-                finish = meta.get("finish_reason")
-                if finish is None:
-                    yield Chunk(fresh.tolist(), fresh_logprobs.tolist())
-                    continue
-                reason, stop = _finish(finish)
-                cached = meta.get("cached_tokens") or 0
-                yield Chunk(fresh.tolist(), fresh_logprobs.tolist(), reason, stop, total, cached, _version_of(meta))
-                return
-        raise EngineUnavailable(f"{self.url} ended its stream without a finish reason")
+    async def stream_into(self, request: TokensRequest, take: Callable[[Sequence[Chunk]], object]) -> None:
+        reader = _StreamReader(self.url, take)
+        await self.events("/generate", {**await self._body(request), "stream": True}, reader.feed)
+        reader.finish()
 
     # --- mode messages -----------------------------------------------------------------------------------------
 
@@ -166,6 +141,54 @@ class SglangEngine(HttpEngine):
         """SGLang has no route that renders messages: one token is sampled and the prompt's ids are read."""
         request = MessagesRequest(self._model, messages, tools, ToolChoice(), Sampling(max_tokens=1, temperature=0.0), thinking=thinking)
         return (await self.chat(request))[0].prompt_ids
+
+
+class _StreamReader:
+    """A stream's events as chunks, whether each repeats what came before it or not."""
+
+    def __init__(self, url: str, take: Callable[[Sequence[Chunk]], object]) -> None:
+        self._url = url
+        self._take = take
+        self._seen = 0
+        self._finished = False
+
+    def feed(self, events: Sequence[Any]) -> bool:
+        """True once there was a finish reason. What came before an event that contradicts itself is given away before that is raised."""
+        chunks: list[Chunk] = []
+        try:
+            for event in events:
+                if not self._finished:
+                    chunks.append(self._chunk(event))
+        finally:
+            if chunks:
+                self._take(chunks)
+        return self._finished
+
+    def _chunk(self, event: Any) -> Chunk:
+        meta = _meta(event)
+        with reading(self._url):
+            total = int(meta.get("completion_tokens") or 0)
+            ids = ids_array(event.get("output_ids"))
+            logprob_ids, logprobs = _pairs(meta)
+        if ids is None:
+            ids = logprob_ids
+        if ids is None or logprobs is None:
+            raise EngineUnavailable(f"{self._url} streamed tokens without ids or log-probabilities")
+        fresh = ids[self._seen :] if len(ids) == total else ids
+        fresh_logprobs = logprobs[self._seen :] if len(logprobs) == total else logprobs
+        if self._seen + len(fresh) != total or len(fresh_logprobs) != len(fresh):
+            raise EngineUnavailable(f"{self._url} streamed {self._seen + len(fresh)} ids and counts {total} tokens")
+        self._seen = total
+        finish = meta.get("finish_reason")
+        if finish is None:
+            return Chunk(fresh.tolist(), fresh_logprobs.tolist())
+        self._finished = True
+        reason, stop = _finish(finish)
+        return Chunk(fresh.tolist(), fresh_logprobs.tolist(), reason, stop, total, meta.get("cached_tokens") or 0, _version_of(meta))
+
+    def finish(self) -> None:
+        if not self._finished:
+            raise EngineUnavailable(f"{self._url} ended its stream without a finish reason")
 
 
 def sampling_params(sampling: Sampling) -> JsonObject:

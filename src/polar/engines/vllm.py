@@ -10,8 +10,7 @@ Mode `messages` uses `/v1/chat/completions` with `return_token_ids`, never strea
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from polar.chat import JsonObject, Message, Tool
@@ -116,30 +115,11 @@ class VllmEngine(HttpEngine):
             top=[top_ids(entry) for entry in tops] if with_top and isinstance(tops, list) else None,
         )
 
-    async def stream(self, request: TokensRequest) -> AsyncGenerator[Chunk, None]:
+    async def stream_into(self, request: TokensRequest, take: Callable[[Sequence[Chunk]], object]) -> None:
         body = {**await self._body(request), "stream": True, "stream_options": {"include_usage": True}}
-        last: Chunk | None = None
-        usage: Mapping[str, int] = {}
-        async with aclosing(self.events("/v1/completions", body)) as events:  # type: ignore[type-var]
-            async for event in events:
-                try:
-                    if event.get("usage"):
-                        usage = usage_counts(event) or usage
-                    pieces = [(choice, _streamed(choice)) for choice in event.get("choices") or ()]
-                except MISREAD as error:
-                    raise misread(self.url, error) from error
-                for choice, chunk in pieces:
-                    if chunk is None:
-                        raise EngineUnavailable(f"{self.url} streamed a token without its id")
-                    if chunk.token_ids:
-                        yield chunk
-                    if choice.get("finish_reason") is not None:
-                        last = Chunk([], [], finish_reason(choice["finish_reason"]), choice.get("stop_reason"))
-        if last is None:
-            raise EngineUnavailable(f"{self.url} ended its stream without a finish reason")
-        last.completion_tokens = usage.get("completion_tokens")
-        last.cached_tokens = usage.get("cached_tokens", 0)
-        yield last
+        reader = _StreamReader(self.url, take)
+        await self.events("/v1/completions", body, reader.feed)
+        reader.finish()
 
     # --- mode messages -----------------------------------------------------------------------------------------
 
@@ -193,6 +173,47 @@ class VllmEngine(HttpEngine):
                 return None
             raise
         return ids_array(answer.get("tokens"))
+
+
+class _StreamReader:
+    """A stream's events as chunks. The last one waits for the usage, which comes after the finish reason."""
+
+    def __init__(self, url: str, take: Callable[[Sequence[Chunk]], object]) -> None:
+        self._url = url
+        self._take = take
+        self._last: Chunk | None = None
+        self._usage: Mapping[str, int] = {}
+
+    def feed(self, events: Sequence[Any]) -> None:
+        """What came before a token without its id is given away before that is raised."""
+        chunks: list[Chunk] = []
+        try:
+            for event in events:
+                self._read(event, chunks)
+        except MISREAD as error:
+            raise misread(self._url, error) from error
+        finally:
+            if chunks:
+                self._take(chunks)
+
+    def _read(self, event: Any, chunks: list[Chunk]) -> None:
+        if event.get("usage"):
+            self._usage = usage_counts(event) or self._usage
+        for choice in event.get("choices") or ():
+            chunk = _streamed(choice)
+            if chunk is None:
+                raise EngineUnavailable(f"{self._url} streamed a token without its id")
+            if chunk.token_ids:
+                chunks.append(chunk)
+            if choice.get("finish_reason") is not None:
+                self._last = Chunk([], [], finish_reason(choice["finish_reason"]), choice.get("stop_reason"))
+
+    def finish(self) -> None:
+        if self._last is None:
+            raise EngineUnavailable(f"{self._url} ended its stream without a finish reason")
+        self._last.completion_tokens = self._usage.get("completion_tokens")
+        self._last.cached_tokens = self._usage.get("cached_tokens", 0)
+        self._take((self._last,))
 
 
 def choices_of(answer: Any) -> list[JsonObject]:

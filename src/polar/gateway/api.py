@@ -17,14 +17,15 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from polar.chat import ChatRequest, JsonObject, merged
-from polar.dialects import Dialect, Encoder, Operation, Reply, Route, registered, replay
+from polar.chat import ChatRequest, JsonObject
+from polar.dialects import Dialect, Operation, Route, registered, replay
 from polar.errors import CallError, NotFound
 from polar.gateway.body import ClientLeft, decompress, parse_json, read_body
 from polar.gateway.calls import Call, Context, Incoming
 from polar.gateway.planning import count_prompt
 from polar.gateway.responder import Responder
 from polar.gateway.responses import StoredResponses
+from polar.gateway.sending import Internal, LiveAnswer, send_replayed, send_whole
 from polar.gateway.served import Models
 from polar.gateway.sessions import Sessions, SessionState, hash_key
 from polar.gateway.shards import Shards
@@ -64,11 +65,6 @@ class Upgrade(CallError):
 
     kind = "invalid_request"
     default_status = 426
-
-
-class Internal(CallError):
-    kind = "internal"
-    default_status = 500
 
 
 @dataclass(slots=True)
@@ -213,11 +209,11 @@ class ModelApi:
         delivered = False
         try:
             if call.incoming.live:
-                await self._send_live(request.dialect, chat, call, reply)
+                await LiveAnswer(request.dialect, chat, call, reply, self._context.config).send()
             elif chat.stream:
-                await self._send_replayed(request.dialect, chat, call, reply)
+                await send_replayed(request.dialect, chat, call, reply, self._context.config)
             else:
-                await self._send_whole(request.dialect, chat, call, reply)
+                await send_whole(request.dialect, chat, call, reply)
             delivered = not reply.gone
         finally:
             call.leave(delivered=delivered)
@@ -225,70 +221,6 @@ class ModelApi:
                 for number in call.recorded:
                     state.history.delivered(number)
                     await self._context.store.mark_delivered(state.record.id, number)
-
-    async def _send_whole(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
-        while not await reply.until(call.done, 3600.0):
-            pass
-        await reply.json(200, dialect.complete(reply_of(chat, call), call.answers()))
-
-    async def _send_replayed(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
-        """The whole answer through the stream's encoder; pings only if it takes long, so that a quick failure keeps its status."""
-        if not await reply.until(call.done, self._context.config.first_ping_s):
-            await self._send_with_pings(dialect.encoder(reply_of(chat, call)), call, reply)
-            return
-        error = call.failure()
-        if error is not None and not (isinstance(error, CallError) and dialect.errors_in_stream(error, chat)):
-            raise error
-        encoder = dialect.encoder(reply_of(chat, call))
-        await reply.start_stream(encoder)
-        if error is not None:
-            await reply.finish_stream(encoder.start() + encoder.error(as_call_error(error)))
-            return
-        early, late = replay(encoder, call.answers())
-        await reply.finish_stream(early + late)
-
-    async def _send_with_pings(self, encoder: Encoder, call: Call, reply: Responder) -> None:
-        await reply.start_stream(encoder)
-        await reply.send(encoder.start() + encoder.ping())
-        while not await reply.until(call.done, self._context.config.ping_s):
-            await reply.send(encoder.ping())
-        error = call.failure()
-        if error is not None:
-            await reply.finish_stream(encoder.error(as_call_error(error)))
-            return
-        early, late = replay(encoder, call.answers(), start=False)
-        await reply.finish_stream(early + late)
-
-    async def _send_live(self, dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
-        """Deltas as they are sampled, all that have come at a time; the finish is among them only once the completion is durable."""
-        config = self._context.config
-        encoder: Encoder | None = None
-        seen = 0
-
-        def happened() -> bool:
-            return call.done() or bool(call.more(seen))
-
-        while True:
-            in_time = await reply.until(happened, config.first_ping_s if encoder is None else config.ping_s)
-            fresh = call.more(seen)
-            failure = call.failure() if call.done() and not fresh else None
-            if encoder is None and isinstance(failure, CallError) and not dialect.errors_in_stream(failure, chat):
-                raise failure
-            if encoder is None:
-                encoder = dialect.encoder(reply_of(chat, call))
-                await reply.start_stream(encoder)
-                await reply.send(encoder.start())
-            if fresh:
-                seen += len(fresh)
-                await reply.send(encoder.feed(fresh[0]) if len(fresh) == 1 else b"".join(map(encoder.feed, merged(fresh))))
-            elif failure is not None:
-                await reply.finish_stream(encoder.error(as_call_error(failure)))
-                return
-            elif call.done():
-                await reply.finish_stream(encoder.end())
-                return
-            elif not in_time:
-                await reply.send(encoder.ping())
 
 
 def parse_scope(scope: Scope) -> Request:
@@ -331,15 +263,3 @@ def hints(request: Request) -> JsonObject:
     found: JsonObject = {name: request.headers[name] for name in HINT_HEADERS if name in request.headers}
     found["path"] = request.path
     return found
-
-
-def reply_of(chat: ChatRequest, call: Call) -> Reply:
-    return Reply(request=chat, ref=call.ref, created=int(call.started), prompt_tokens=call.prompt_tokens, context=call.context)
-
-
-def as_call_error(error: BaseException) -> CallError:
-    """What an in-stream error says: our own errors as they are, anything else without its inside."""
-    if isinstance(error, CallError):
-        return error
-    log.error("a call failed inside the gateway", exc_info=error)
-    return Internal("internal error of the gateway; its log says more")

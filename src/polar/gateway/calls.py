@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, deltas
-from polar.engines.base import Engine, Generation
+from polar.engines.base import Chunk, Engine, Generation
 from polar.errors import CallError, ContextOverflow, EngineUnavailable
 from polar.gateway.asking import messages_request, tokens_request
 from polar.gateway.config import GatewayConfig
@@ -62,6 +61,15 @@ class Incoming:
     digest: bytes
     hints: JsonObject = field(default_factory=dict)
     live: bool = False
+
+
+def _end(generation: Generation, last: Chunk, tokens: int) -> None:
+    """What a stream's last chunk says of the whole."""
+    generation.finish = "abort" if last.finish is None else last.finish
+    generation.stop = last.stop
+    generation.cached_tokens = last.cached_tokens or 0
+    generation.policy_version = last.policy_version
+    generation.completion_tokens = tokens if last.completion_tokens is None else last.completion_tokens
 
 
 def _nobody() -> None:
@@ -115,7 +123,7 @@ class Call:
         return self._deltas[seen:]
 
     def attach(self, ring: Callable[[], object]) -> None:
-        """`ring` is called whenever deltas have come, and at the end."""
+        """`ring`, which must not raise, is called at the end, and whenever deltas have come, in that very turn of the event loop."""
         self._ring = ring
 
     def adopt(self) -> bool:
@@ -272,21 +280,22 @@ class Call:
         """Deltas go to the watchers as `ids` grow. Whatever ends it early, the ids that came are kept as aborted."""
         logprobs: list[float] = []
         generation = Generation(plan.prompt_ids, None, None, "abort", prompt_tokens=self.prompt_tokens)
+
+        def take(chunks: Sequence[Chunk]) -> None:
+            """In the engine's own turn of the event loop: what is certain is with the client before that is over."""
+            known = len(ids)
+            for chunk in chunks:
+                ids.extend(chunk.token_ids)
+                logprobs.extend(chunk.logprobs)
+                if chunk.finish is not None:
+                    _end(generation, chunk, len(ids))
+            fresh = reader.feed(ids[known:])
+            if fresh:
+                self._deltas.extend(fresh)
+                self._ring()
+
         try:
-            async with aclosing(engine.stream(tokens_request(plan, sampled.sampling, self._served, self._state.record.id))) as chunks:
-                async for chunk in chunks:
-                    ids += chunk.token_ids
-                    logprobs += chunk.logprobs
-                    fresh = reader.feed(chunk.token_ids)
-                    if fresh:
-                        self._deltas.extend(fresh)
-                        self._ring()
-                    if chunk.finish is not None:
-                        generation.finish = chunk.finish
-                        generation.stop = chunk.stop
-                        generation.cached_tokens = chunk.cached_tokens or 0
-                        generation.policy_version = chunk.policy_version
-                        generation.completion_tokens = len(ids) if chunk.completion_tokens is None else chunk.completion_tokens
+            await engine.stream_into(tokens_request(plan, sampled.sampling, self._served, self._state.record.id), take)
             self._served.pool.succeeded(engine)
         except (asyncio.CancelledError, Exception) as error:
             generation.finish = "abort"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from typing import Any
 
 import orjson
@@ -30,6 +30,9 @@ class Responder:
         self.started = False
         self.status = 0
         self.gone = False
+        self._writing = False
+        self._unfinished: _Unfinished | None = None
+        self._failed: Exception | None = None
 
     async def json(self, status: int, body: JsonObject, headers: Mapping[str, str] | None = None, *, head: bool = False) -> None:
         data = orjson.dumps(body)
@@ -44,6 +47,27 @@ class Responder:
         if data:
             await self._put({"type": "http.response.body", "body": data, "more_body": True})
 
+    @property
+    def free(self) -> bool:
+        """Whether `send_now` may be called: no earlier write is under way, or waits for a client that is slower than its answer."""
+        return not (self._writing or self._unfinished is not None or self._left or self._failed is not None)
+
+    def send_now(self, data: bytes) -> None:
+        """As `send`, in this turn of the event loop and for who must not wait; only while `free`. If the client is full, the rest of the
+        write is left to the next `until` or `send`, for which the bell rings; what goes wrong is raised by the next `until`."""
+        if not data:
+            return
+        steps = self._send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        try:
+            self._unfinished = _Unfinished(steps, next(steps))
+        except StopIteration:
+            return
+        except OSError:
+            self.gone = self._left = True
+        except Exception as error:
+            self._failed = error
+        self.bell.ring()
+
     async def finish_stream(self, data: bytes) -> None:
         await self._put({"type": "http.response.body", "body": data})
         self._stop()
@@ -53,13 +77,17 @@ class Responder:
         if the client goes first."""
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._until_gone())
-        while not happened():
+        while True:
+            if self._failed is not None:
+                raise self._failed
+            await self._settled()
+            if happened():
+                return True
             if self._left:
                 self.gone = True
                 raise ClientLeft
             if not await self.bell.wait(timeout_s):
                 return False
-        return True
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -82,8 +110,36 @@ class Responder:
         await self._put({"type": "http.response.start", "status": status, "headers": lines})
 
     async def _put(self, event: MutableMapping[str, Any]) -> None:
+        self._writing = True
         try:
+            await self._settled()
             await self._send(event)
         except OSError as error:
             self.gone = True
             raise ClientLeft from error
+        finally:
+            self._writing = False
+
+    async def _settled(self) -> None:
+        """Waits until the client has taken what `send_now` left unfinished."""
+        if self._unfinished is not None:
+            try:
+                await self._unfinished
+            finally:
+                self._unfinished = None
+
+
+class _Unfinished:
+    """A coroutine whose first step was taken by hand: who awaits this waits for what that step waits for, then takes the others."""
+
+    def __init__(self, steps: Generator[Any, Any, None], waited_for: Any) -> None:
+        self._steps = steps
+        self._waited_for = waited_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            yield self._waited_for
+        except BaseException:
+            self._steps.close()
+            raise
+        yield from self._steps
