@@ -223,6 +223,8 @@ def _nothing_acknowledged_is_lost(seen: Seen, stores: dict[str, dict[str, Stored
 def _nothing_counts_twice(world: World, seen: Seen, stores: dict[str, dict[str, Stored]]) -> None:
     """The accepted attempt's rows hold each of its completions once, and nothing of any other attempt."""
     by_attempt = {(name, one.attempt): one for name, stored in stores.items() for one in stored.values()}
+    ran = Counter(one.attempt for stored in stores.values() for one in stored.values())
+    assert max(ran.values()) == 1, f"attempts that ran on two nodes under one name: {[name for name, count in ran.items() if count > 1]}"
     witnessed: dict[str, set[str]] = {}
     for key, nonce in seen.witnessed:
         witnessed.setdefault(next(stored[key].attempt for stored in stores.values() if key in stored), set()).add(nonce)

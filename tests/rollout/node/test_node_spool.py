@@ -36,6 +36,15 @@ def test_owed_results_come_oldest_first_and_go_when_forgotten(tmp_path: Path) ->
     assert [(owed.attempt_id, owed.callback_url) for owed in spool.owed()] == [("ses_1.0", "http://x/cb")]
 
 
+def test_what_a_killed_process_had_half_written_goes(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.accept(Accepted("ses_1", "t"))
+    for folder in ("intake", "outbox"):
+        (tmp_path / folder / ".x1y2.tmp").write_bytes(b"half")
+    assert Spool(tmp_path).unsettled() == [Accepted("ses_1", "t")]
+    assert [path.name for path in tmp_path.rglob("*.tmp")] == []
+
+
 def test_a_spoiled_file_is_set_aside_and_the_rest_is_read(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.put(result(0), None, 1.0)

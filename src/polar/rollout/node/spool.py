@@ -65,6 +65,8 @@ class Spool:
         self._intake, self._outbox = folder / "intake", folder / "outbox"
         for one in (self._intake, self._outbox):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for half_written in one.glob(".*.tmp"):  # by a process that was killed; a node is alone on its folders
+                half_written.unlink()
 
     # --- intake ---
 
