@@ -53,6 +53,8 @@ class Answer:
         self.refusal = b""
         self.begun = False
         self.complete = False
+        self.keeps_alive = False
+        """Whether the connection may be used again once it is complete."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Once it is complete, `take` needs no more, or it failed."""
         self._take = take
@@ -64,12 +66,13 @@ class Answer:
         self._raw_deflate = False
 
     def feed(self, data: bytes) -> None:
-        """Raises `NotHttp`, `zlib.error`, and whatever `take` does."""
+        """Raises `NotHttp`, `zlib.error`, and whatever `take` does, to which goes first what was good of `data`."""
         self.begun = True
+        fault: Exception | None = None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise NotHttp(f"what came is no HTTP answer: {error.__context__ or error}") from error
+            fault = error
         if not self._headed:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
@@ -83,15 +86,15 @@ class Answer:
             else:
                 for piece in self._inflated(body):
                     self._body(piece)
+        if fault is not None and not self.complete:
+            raise NotHttp(f"what came is no HTTP answer: {fault.__context__ or fault}") from fault
         if self.complete:
+            self.keeps_alive = self.keeps_alive and fault is None  # what comes after an answer was not asked for
             self.settle()
 
     def ends_with_connection(self) -> bool:
         """Whether it has a body without a length, which is whole when the server closes."""
         return self._headed and "content-length" not in self.headers and "transfer-encoding" not in self.headers
-
-    def keeps_alive(self) -> bool:
-        return self._parser.should_keep_alive()
 
     def settle(self, error: BaseException | None = None) -> None:
         if self.done.done():
@@ -143,6 +146,7 @@ class Answer:
 
     def on_message_complete(self) -> None:
         self.complete = self._headed
+        self.keeps_alive = self._parser.should_keep_alive()  # only here: the parser then forgets the headers
 
 
 class Connection(asyncio.Protocol):
@@ -205,7 +209,7 @@ class Connection(asyncio.Protocol):
             return
         if answer.complete:
             self._answer = None
-            if answer.keeps_alive():
+            if answer.keeps_alive:
                 self._free(self)
             else:
                 self.close()
