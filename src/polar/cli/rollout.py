@@ -46,11 +46,14 @@ def submit(
 ) -> None:
     """Submit tasks to the rollout service."""
     with connected(url) as client:
-        ids = [client.submit(task) for task in read_tasks(file)]
+        tasks = read_tasks(file)
+        ids = [client.submit(task) for task in tasks]
         if as_json and not wait_for:
             typer.echo(orjson.dumps([{"task_id": name, "status": "running"} for name in ids]).decode())
         for name in ids:
             say(f"{name} submitted")
+        for why in nobody_runs(tasks, client.nodes()):
+            say(why, style="yellow")
         if not as_json and not wait_for:
             say(f"follow with: polar wait {' '.join(ids)}", style="dim")
     if wait_for:
@@ -132,6 +135,8 @@ def read_tasks(file: Path) -> list[dict[str, Any]]:
     """The tasks of a file. Raises `ConfigError` where it has none."""
     import yaml
 
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; submit takes JSON or YAML. For task folders: polar run --tasks {file} --url SERVICE")
     raw = sys.stdin.read() if str(file) == "-" else file.read_text()
     try:
         found = yaml.safe_load(raw)  # JSON is YAML
@@ -141,6 +146,21 @@ def read_tasks(file: Path) -> list[dict[str, Any]]:
     if not tasks or not all(isinstance(task, dict) for task in tasks):
         raise ConfigError(f"{file} must hold a task (an object with task_id, instruction, agent), or a list of them")
     return tasks
+
+
+def nobody_runs(tasks: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> list[str]:
+    """A line for each task that waits because no node which is up runs its backend: a misspelled one, or a node that is still to come."""
+    told = [node["metrics"].get("backends") for node in nodes if node["status"] == "up"]
+    if not told or not all(told):
+        return []
+    there = sorted({str(name) for names in told for name in names})
+    runtimes = [(task.get("task_id"), task.get("runtime") or {}) for task in tasks]
+    wanted = [(name, runtime.get("backend")) for name, runtime in runtimes if not runtime.get("import_path")]
+    return [
+        f"{name} waits: no node runs the backend {backend!r}; they run: {', '.join(there)}"
+        for name, backend in wanted
+        if backend is not None and backend not in there
+    ]
 
 
 def _service(client: Client, as_json: bool) -> None:

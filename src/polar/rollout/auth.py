@@ -43,7 +43,8 @@ class Guard:
         if hmac.compare_digest(headers.get("authorization", "").encode("utf-8", "replace"), self._expected):
             return None
         return RolloutError(
-            "the rollout service needs its token: Authorization: Bearer TOKEN (rollout.token, or rollout.token in the state directory)",
+            "the rollout service's token is missing or wrong: Authorization: Bearer TOKEN, or POLAR_TOKEN for polar and its client (it is "
+            "rollout.token in the service's settings, else in the file rollout.token of its state directory)",
             code="unauthenticated",
             status=401,
         )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -225,6 +225,8 @@ class Left:
     detail: str = field(default="")
 
 
+ALIASES = {"podman": "docker", "bwrap": "bubblewrap"}
+"""Further names of backends."""
 _REGISTRY: dict[str, type[Runtime]] = {}
 R = TypeVar("R", bound=type[Runtime])
 
@@ -240,9 +242,14 @@ def registered() -> Mapping[str, type[Runtime]]:
     return _REGISTRY
 
 
+def allowed(backend: str, names: Collection[str]) -> bool:
+    """Whether a list of backends (empty: all) has that one, by the name it was asked for or its proper one."""
+    return not names or backend in names or ALIASES.get(backend) in names
+
+
 def named(backend: str) -> type[Runtime]:
     """Raises `ConfigError` for an unknown name."""
     try:
-        return _REGISTRY[{"podman": "docker", "bwrap": "bubblewrap"}.get(backend, backend)]
+        return _REGISTRY[ALIASES.get(backend, backend)]
     except KeyError:
         raise ConfigError(f"no runtime is called {backend!r}; there are: {', '.join(_REGISTRY)}") from None

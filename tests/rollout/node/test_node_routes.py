@@ -9,9 +9,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from node_world import World, dispatch, ended, until
+from node_world import World, dispatch, ended, result_of, until
 
 from polar.rollout.node import Node
+from polar.runtime.base import ALIASES
 
 Build = Callable[..., World]
 
@@ -210,3 +211,10 @@ async def test_events_are_streamed(world: Build) -> None:
                 seen += await answer.content.readany()
     assert b"event: session.state_changed" in seen
     assert b'"status":"RUNNING"' in seen
+
+
+async def test_a_node_runs_its_backends_by_all_their_names(world: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALIASES, "pretend", "fake")
+    async with world(allow=["fake"]).node() as node:
+        assert set(node.registration().model_dump()["metrics"]["backends"]) == {"fake", "pretend"}
+        assert (await result_of(node, dispatch("call", runtime={"backend": "pretend"}))).outcome == "graded"

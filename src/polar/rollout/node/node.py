@@ -43,6 +43,7 @@ from polar.rollout.node.sandboxes import Sandboxes
 from polar.rollout.node.spool import Accepted, Owed, Spool
 from polar.rollout.node.stages import Stages
 from polar.runtime import Owner, registered
+from polar.runtime.base import ALIASES, allowed
 from polar.runtime.pool import Pool
 from polar.runtime.reaper import reap
 
@@ -124,7 +125,7 @@ class Node:
         await self._reap()
         for accepted in await asyncio.to_thread(self.spool.unsettled):
             await self._lost(accepted)
-        self._backends = [name for name in await _usable() if not self.config.allow or name in self.config.allow]
+        self._backends = [name for name in await _usable() if allowed(name, self.config.allow)]
         await self.deliveries.start()
         if self.link is not None:
             await self.link.start()
@@ -373,7 +374,7 @@ def _failed(accepted: Accepted, node_id: str, code: str, why: str) -> SessionRes
 
 
 async def _usable() -> Sequence[str]:
-    """The backends that this machine can run."""
+    """The backends that this machine can run, by all their names."""
     found = []
     for name, backend in registered().items():
         try:
@@ -381,5 +382,5 @@ async def _usable() -> Sequence[str]:
         except (PolarError, OSError) as error:
             why = str(error)
         if why is None:
-            found.append(name)
+            found += [name, *(alias for alias, proper in ALIASES.items() if proper == name)]
     return found

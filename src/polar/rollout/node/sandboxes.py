@@ -19,6 +19,7 @@ from polar.chat import JsonObject
 from polar.errors import ConfigError, EvaluatorError, SandboxError
 from polar.rollout.node.stages import Slots
 from polar.runtime import Owner, Place, Runtime, RuntimeSpec, backend_of, create
+from polar.runtime.base import allowed
 from polar.runtime.pool import PREPARE_LOG, Pool
 from polar.runtime.prepare import prepare
 
@@ -56,7 +57,7 @@ class Sandboxes:
 
     def check(self, spec: RuntimeSpec) -> None:
         """Raises `ConfigError` for a sandbox that this node does not make."""
-        if self._allow and spec.import_path is None and spec.backend not in self._allow:
+        if spec.import_path is None and not allowed(spec.backend, self._allow):
             raise ConfigError(f"runtime.backend: this node runs {', '.join(sorted(self._allow))}, not {spec.backend!r}")
         backend_of(spec)
 
