@@ -120,3 +120,27 @@ def test_any_yaml_gives_settings_or_a_config_error(value: object) -> None:
         parse(value if isinstance(value, dict) else {"rollout": value})
     except ConfigError:
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a [*a]", "an alias"),
+        ("rollout: &r {x: {y: *r}}", "an alias"),
+        ("rollout: {port: " + "9" * 5000 + "}", "is not YAML"),
+        ("rollout: {retention_days: .inf}", "retention_days"),
+        ("gateway: {heartbeat_interval_seconds: .inf}", "heartbeat_interval_seconds"),
+        ("gateway: {nodes: [{artifacts_days: .inf}]}", "artifacts_days"),
+        ('gateway: {nodes: [{id: "../../x"}]}', "gateway.nodes.0.id"),
+        ('gateway: {nodes: [{id: ""}]}', "gateway.nodes.0.id"),
+    ],
+)
+def test_settings_that_no_node_could_be_given_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "polar.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path / "polar.yaml", {})
+
+
+def test_an_alias_used_twice_is_no_circle(tmp_path: Path) -> None:
+    (tmp_path / "polar.yaml").write_text("gateway: {nodes: [{id: a, inference: &i {base_url: 'http://e'}}, {id: b, inference: *i}]}")
+    assert [node.inference.base_url for node in load(tmp_path / "polar.yaml", {}).gateway.nodes] == ["http://e", "http://e"]

@@ -166,9 +166,8 @@ def _general(service: Service) -> list[Endpoint]:
     async def events(request: Request) -> Response:
         query = request.query_params
         last = request.headers.get("last-event-id") or query.get("after")
-        if last is not None and not last.isdecimal():
-            raise RolloutError("Last-Event-ID must be a number that this service gave", code="invalid_cursor")
-        lines = service.feed.lines(None if last is None else int(last), query.get("task_id"), query.get("session_id"))
+        after = None if last is None else reading.cursor_number(last)
+        lines = service.feed.lines(after, query.get("task_id"), query.get("session_id"))
         return StreamingResponse(lines, media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     return [

@@ -71,11 +71,13 @@ def node_endpoints(service: Service) -> list[Endpoint]:
         return Json({"status": answer.word, "session_id": delivered.result.session_id}, answer.status)
 
     async def states(request: Request) -> Response:
-        body: Any = orjson.loads(await request.body() or b"[]")
         try:
+            body: Any = orjson.loads(await request.body() or b"[]")
             reports = _REPORTS.validate_python(body if isinstance(body, list) else [body])
         except ValidationError as error:
             raise RolloutError(wrong(error), code="invalid_request", status=422) from error
+        except orjson.JSONDecodeError as error:
+            raise RolloutError(f"Invalid JSON: {error}", code="invalid_request", status=422) from error
         await database.write(lambda tx: moved(tx, reports))
         return Json({"status": "ok"})
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Iterator
+from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polar.chat import JsonObject
 from polar.errors import RolloutError
+from polar.rollout.models import EvaluatorSpec
 from polar.runtime.spec import RuntimeSpec
 
 FREE = frozenset({"/health"})
@@ -55,9 +58,9 @@ def failure(error: RolloutError) -> JsonObject:
     return {"error": {"code": error.code, "message": error.message}, "detail": error.message}
 
 
-def check_sandbox(runtime: RuntimeSpec | None, default: str | None) -> None:
-    """While the open listener is on: refuses a sandbox that could reach it. `default` is why the nodes' default runtime could, if it
-    could. Raises `RolloutError` `shares_host`."""
+def check_sandbox(runtime: RuntimeSpec | None, evaluator: EvaluatorSpec | None, default: str | None) -> None:
+    """While the open listener is on: refuses a task whose sandboxes, its evaluator's own among them, could reach it. `default` is why the
+    nodes' default runtime could, if it could. Raises `RolloutError` `shares_host`."""
     why = default
     if runtime is not None:
         why = None
@@ -65,9 +68,24 @@ def check_sandbox(runtime: RuntimeSpec | None, default: str | None) -> None:
             why = "the runtime `local` shares the machine's network"
         elif runtime.effective_network == "host":
             why = "`network: host` shares the machine's network"
+    for changes in () if evaluator is None else _verifiers(evaluator.config):
+        if changes.get("backend") == "local" or changes.get("network") == "host":
+            why = "the evaluator's verifier_runtime shares the machine's network"
     if why is not None:
         message = f"{why}, and compat_open has opened this service on loopback without a token: an agent could control it"
         raise RolloutError(message, code="shares_host", status=403)
+
+
+def _verifiers(config: Any) -> Iterator[JsonObject]:
+    """What evaluators, those of a composition too, change of the task's runtime."""
+    if isinstance(config, list):
+        for one in config:
+            yield from _verifiers(one)
+    elif isinstance(config, dict):
+        for name, value in config.items():
+            if name == "verifier_runtime" and isinstance(value, dict):
+                yield value
+            yield from _verifiers(value)
 
 
 def _local(host: str) -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from sqlalchemy import Connection, Row, func, select, update
@@ -26,6 +28,8 @@ log = logging.getLogger("polar.rollout")
 ANSWER_S = 30.0
 AT_ONCE = 16
 PER_HOST = 8
+LOOKED_AT = 512
+"""Due deliveries that are looked at for those with room at their receivers."""
 
 
 class Callbacks:
@@ -36,7 +40,8 @@ class Callbacks:
         self._database = database
         self._retry = retry
         self._ready = ready
-        self._busy: set[str] = set()
+        self._busy: dict[str, str] = {}
+        """Under way: the host of each."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession | None = None
 
@@ -47,8 +52,9 @@ class Callbacks:
             try:
                 while True:
                     self.wake.clear()
-                    await self._begin()
-                    upcoming = await self._database.read(lambda connection: self._next(connection))
+                    now = self._database.clock()
+                    await self._begin(now)
+                    upcoming = await self._database.read(lambda connection: _next(connection, now))  # noqa: B023
                     wait_s = None if upcoming is None else max(0.05, upcoming - self._database.clock())
                     try:
                         await asyncio.wait_for(self.wake.wait(), wait_s)
@@ -59,12 +65,14 @@ class Callbacks:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _begin(self) -> None:
+    async def _begin(self, now: float) -> None:
+        """Starts what is due, as far as there is room: at most `PER_HOST` to one receiver, so that a silent one holds up no other."""
         room = AT_ONCE - len(self._busy)
         if room <= 0:
             return
-        for row in await self._database.read(lambda connection: self._due(connection, room)):
-            self._busy.add(row.id)
+        busy = dict(self._busy)
+        for row in await self._database.read(lambda connection: _due(connection, room, now, busy)):
+            self._busy[row.id] = _host(row.url)
             task = asyncio.create_task(self._deliver(row))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
@@ -74,21 +82,6 @@ class Callbacks:
         self.wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a callback failed inside the service; it is tried again", exc_info=error)
-
-    def _due(self, connection: Connection, room: int) -> Sequence[Row[Any]]:
-        query = select(deliveries).where(deliveries.c.state == "due", deliveries.c.next_try <= self._database.clock())
-        if self._busy:
-            query = query.where(deliveries.c.id.not_in(sorted(self._busy)))
-        return connection.execute(query.order_by(deliveries.c.next_try).limit(room)).all()
-
-    def _next(self, connection: Connection) -> float | None:
-        query = select(func.min(deliveries.c.next_try)).where(deliveries.c.state == "due")
-        if self._busy:
-            query = query.where(deliveries.c.id.not_in(sorted(self._busy)))
-        if len(self._busy) >= AT_ONCE:
-            return None
-        found: float | None = connection.execute(query).scalar()
-        return found
 
     async def _deliver(self, row: Row[Any]) -> None:
         try:
@@ -101,7 +94,7 @@ class Callbacks:
             await asyncio.sleep(1.0)  # the database is in trouble: not at once again
             raise
         finally:
-            self._busy.discard(row.id)
+            self._busy.pop(row.id, None)
 
     async def _post(self, row: Row[Any], body: bytes) -> str | None:
         """Why it was not taken, if it was not."""
@@ -112,12 +105,45 @@ class Callbacks:
             "x-polar-event": "session.finished" if row.session else "task.finished",
         }
         try:
-            async with self._http.post(row.url, data=body, headers=headers) as answer:
+            async with self._http.post(row.url, data=body, headers=headers, allow_redirects=False) as answer:
                 if 200 <= answer.status < 300:
                     return None
+                if "location" in answer.headers:  # followed, the POST would become a GET without a body, and its 200 no receipt
+                    return f"{answer.status}: it redirects to {answer.headers['location'][:300]}; name that URL in the task"
                 return f"{answer.status}: {(await answer.content.read(300)).decode('utf-8', 'replace')}"
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return str(error) or type(error).__name__
+
+
+def _due(connection: Connection, room: int, now: float, busy: Mapping[str, str]) -> list[Row[Any]]:
+    """What to begin with: `room` at most, and no more to one host than `PER_HOST` with what is `busy` (host by delivery)."""
+    place = func.row_number().over(partition_by=deliveries.c.url, order_by=deliveries.c.next_try).label("place")
+    due = select(deliveries, place).where(deliveries.c.state == "due", deliveries.c.next_try <= now)
+    if busy:
+        due = due.where(deliveries.c.id.not_in(sorted(busy)))
+    first = due.subquery()
+    hosts = Counter(busy.values())
+    chosen: list[Row[Any]] = []
+    for row in connection.execute(select(first).where(first.c.place <= PER_HOST).order_by(first.c.next_try).limit(LOOKED_AT)):
+        host = _host(row.url)
+        if hosts[host] < PER_HOST and len(chosen) < room:
+            hosts[host] += 1
+            chosen.append(row)
+    return chosen
+
+
+def _next(connection: Connection, now: float) -> float | None:
+    """When the next one becomes due. What is due at `now` is under way, or waits for one that is, whose end wakes the loop."""
+    query = select(func.min(deliveries.c.next_try)).where(deliveries.c.state == "due", deliveries.c.next_try > now)
+    found: float | None = connection.execute(query).scalar()
+    return found
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:  # one that an earlier version let in: posting to it says what is wrong
+        return url
 
 
 def _body(connection: Connection, row: Row[Any]) -> bytes | None:

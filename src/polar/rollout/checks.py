@@ -3,18 +3,22 @@ plug-ins that are installed there alone) is left to it."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
 from urllib.parse import urlsplit
 
 from polar.errors import ConfigError
 from polar.rollout.models import TaskRequest
 
+DEEPEST = 100
+"""Levels of lists and objects in a task: readers of JSON have limits of their own, and a task travels inside of other JSON."""
+
 
 def check_task(request: TaskRequest) -> TaskRequest:
     """The task as it is kept: with our spelling of a preset that the reference spells otherwise (`claude_code`). Raises `ConfigError`."""
-    if request.callback_url is not None:
-        url = urlsplit(request.callback_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ConfigError("callback_url must be an http or https URL")
+    _check_json(request.model_dump(), "", 0)
+    if request.callback_url is not None and not is_http_url(request.callback_url):
+        raise ConfigError("callback_url must be an http or https URL")
     if request.session_callbacks and request.callback_url is None:
         raise ConfigError("session_callbacks needs a callback_url")
     if request.early_stop is not None and request.early_stop.min_usable > request.num_samples:
@@ -24,6 +28,30 @@ def check_task(request: TaskRequest) -> TaskRequest:
     checked = _with_harness(request)
     _check_agent(checked)
     return checked
+
+
+def is_http_url(text: str) -> bool:
+    """Whether an HTTP client can call it."""
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and text.isprintable() and " " not in url.netloc
+    except ValueError:  # a port beyond 65535, half an IPv6 address
+        return False
+
+
+def _check_json(value: Any, name: str, depth: int) -> None:
+    """A task is kept and sent as JSON, which has no NaN and no infinity: they would come back as nulls, and a field that takes no null
+    makes a task that nobody can read any more. Raises `ConfigError` for them, for integers past 64 bits, and past `DEEPEST` levels."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name}: {value} is no number that JSON has")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ConfigError(f"{name}: whole numbers have 64 bits here")
+    if not isinstance(value, dict | list | tuple):
+        return
+    if depth > DEEPEST:
+        raise ConfigError(f"{name[:200]}: more than {DEEPEST} levels deep")
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        _check_json(one, f"{name}.{key}" if name else str(key), depth + 1)
 
 
 def _with_harness(request: TaskRequest) -> TaskRequest:

@@ -17,7 +17,9 @@ from polar.runtime.spec import RuntimeSpec
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """No infinities: settings reach the nodes as JSON, which has none. A very large number does as well."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Retry(_Strict):
@@ -75,7 +77,8 @@ class Workers(_Strict):
 class NodeConfig(_Strict):
     """A node: a gateway and the stages that run sessions beside it."""
 
-    id: str = Field(default_factory=socket.gethostname)
+    id: str = Field(default_factory=socket.gethostname, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$")
+    """Names a folder, and the node in URLs."""
     host: str = "127.0.0.1"
     port: int = Field(default=8081, ge=0, le=65535)
     """Of the model API, which sandboxes see. The control API is on `control_host`, at `control_port`."""

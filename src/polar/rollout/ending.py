@@ -17,6 +17,7 @@ from sqlalchemy import Row, bindparam, insert, select, update
 from polar.rollout.database import Transaction, compressed, unpacked
 from polar.rollout.models import Outcome, SessionResult, SessionStatus
 from polar.rollout.tables import attempts, deliveries, results, sessions, tasks
+from polar.trajectory.text import well_formed
 
 ACTIVE = ("dispatching", "accepted")
 """States of an attempt that the session waits for."""
@@ -57,8 +58,12 @@ class Ending:
 
 
 def dumped(result: SessionResult) -> bytes:
-    """The result as JSON. Its trajectory, which may have megabytes, is not copied on the way."""
-    return orjson.dumps({**result.model_dump(exclude={"trajectory"}), "trajectory": result.trajectory})
+    """The result as JSON that every reader takes. Its trajectory, which may have megabytes, is not copied on the way."""
+    value = {**result.model_dump(exclude={"trajectory"}), "trajectory": result.trajectory}
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(well_formed(value))
 
 
 _TASK = select(tasks).where(tasks.c.id == bindparam("b_task"))

@@ -12,16 +12,27 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, Row, and_, delete, func, insert, select, tuple_, update
 
+from polar.errors import RolloutError
 from polar.rollout.database import Transaction, packed, unpacked
 from polar.rollout.ending import ACTIVE, Ending, attempt_failed, cancel_rest
 from polar.rollout.models import FINAL, Heartbeat, NodeRegistration
 from polar.rollout.schedule import lease_s
 from polar.rollout.tables import attempts, nodes, sessions, tasks
+from polar.trajectory.text import well_formed
 
 
-def register(tx: Transaction, registration: NodeRegistration) -> None:
-    """A node has started, or the service forgot it. A drained one that starts anew is in use again."""
+def register(tx: Transaction, registration: NodeRegistration, configured_s: float | None = None, *, replaced: bool = False) -> str | None:
+    """A node has started, or the service forgot it. A drained one that starts anew is in use again. Returns the instance that this one
+    replaces, if it does.
+
+    An instance lives once. One that was `replaced` and is here again is a second process of the same name: while the later one lives it
+    is refused (`RolloutError` `node_id_taken`), for each of the two would take the other's sessions for lost, time and again.
+    """
     row = tx.connection.execute(select(nodes).where(nodes.c.id == registration.node_id)).first()
+    before: str | None = None if row is None or row.instance == registration.instance else row.instance
+    if row is not None and replaced and before is not None and row.last_seen + lease_s(row.interval_s, configured_s) >= tx.now:
+        message = f"another process is the node {registration.node_id!r} now; give each its own id (gateway.nodes.id)"
+        raise RolloutError(message, code="node_id_taken", status=409)
     values: dict[str, Any] = {
         "url": registration.gateway_url.rstrip("/"),
         "token": registration.token,
@@ -30,7 +41,7 @@ def register(tx: Transaction, registration: NodeRegistration) -> None:
         "max_run": registration.max_run_workers,
         "max_postrun": registration.max_postrun_workers,
         "interval_s": registration.heartbeat_interval_seconds,
-        "metrics": packed(registration.metrics.model_dump()),
+        "metrics": packed(well_formed(registration.metrics.model_dump())),
         "state": "up",
         "draining": False,
         "drained": row is not None and row.drained and row.instance == registration.instance and row.instance is not None,
@@ -44,6 +55,7 @@ def register(tx: Transaction, registration: NodeRegistration) -> None:
         tx.connection.execute(update(nodes).where(nodes.c.id == registration.node_id).values(**values))
     tx.emit("node.registered", node_id=registration.node_id, url=values["url"], instance=registration.instance)
     tx.wake |= {"schedule", "cancel"}
+    return before
 
 
 def heartbeat(tx: Transaction, node_id: str, beat: Heartbeat, configured_s: float | None, final_s: float) -> dict[str, Any] | None:
@@ -58,7 +70,7 @@ def heartbeat(tx: Transaction, node_id: str, beat: Heartbeat, configured_s: floa
     metrics = {**orjson.loads(unpacked(node.metrics)), **beat.metrics.model_dump()}
     ours = tx.connection.execute(select(attempts).where(attempts.c.node == node_id, attempts.c.state != "ended")).all()
     idle = (node.drained or beat.draining) and not ours and not beat.attempts
-    values = {"last_seen": tx.now, "state": "idle" if idle else "up", "draining": beat.draining, "metrics": packed(metrics)}
+    values = {"last_seen": tx.now, "state": "idle" if idle else "up", "draining": beat.draining, "metrics": packed(well_formed(metrics))}
     tx.connection.execute(update(nodes).where(nodes.c.id == node_id).values(**values))
     if node.state == "lost":
         tx.emit("node.returned", node_id=node_id)

@@ -6,7 +6,7 @@ Requests refuse unknown fields by name: a setting that does nothing would be not
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,6 +28,11 @@ TaskState = Literal["running", "completed", "failed"]
 """The reference's: `failed` when no session of the task ended other than by infrastructure or cancellation."""
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+"""What fits into the database."""
+Tokens = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class _Request(BaseModel):
@@ -66,8 +71,8 @@ class Budget(_Request):
     init_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     agent_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     evaluation_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    max_turns: int | None = Field(default=None, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_turns: int | None = Field(default=None, ge=1, lt=1 << 31)
+    max_tokens: int | None = Field(default=None, ge=1, lt=1 << 63)
     """Model calls and sampled tokens of a session; a call beyond is refused by its name, and the run has failed by policy."""
     first_call_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
     """How long a harness may run without any model call before it is said so, in events and logs."""
@@ -189,10 +194,10 @@ class SessionResult(BaseModel):
 
     outcome: Outcome | None = None
     reward: float | None = None
-    attempt: int = 0
-    sample: int = 0
-    turns: int = 0
-    sampled_tokens: int = 0
+    attempt: Count = 0
+    sample: Count = 0
+    turns: Count = 0
+    sampled_tokens: Tokens = 0
     error_code: str | None = None
     """Stable, for programs: `sandbox`, `engine`, `store`, `evaluator`, `harness_no_call`, `lease_lost`, `agent_timeout`, `max_turns`,
     `max_tokens`, `context_overflow`, `harness_exit`, `cancelled`, ..."""
@@ -254,10 +259,10 @@ class NodeRegistration(BaseModel):
     node_id: str = Field(pattern=ID_PATTERN)
     gateway_url: str
     """Of the node's control API, as the service reaches it."""
-    max_init_workers: int = 4
-    max_run_workers: int = 2
-    max_postrun_workers: int = 4
-    heartbeat_interval_seconds: float = 30.0
+    max_init_workers: Count = 4
+    max_run_workers: Count = 2
+    max_postrun_workers: Count = 4
+    heartbeat_interval_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     token: str | None = None
     instance: str | None = None
     """New at every start of the node: attempts of an earlier instance are lost, whatever its name."""

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, Select, case, func, select
 from polar.chat import JsonObject
 from polar.errors import RolloutError
 from polar.rollout.database import unpacked
+from polar.rollout.schedule import why_shared
 from polar.rollout.tables import attempts, deliveries, nodes, results, sessions, tasks
 
 MAX_PAGE = 1000
@@ -87,7 +88,7 @@ def list_tasks(
     if since is not None:
         query = query.where(tasks.c.created >= since)
     if cursor is not None:
-        query = query.where(tasks.c.id < _number(cursor))
+        query = query.where(tasks.c.id < cursor_number(cursor))
     rows = connection.execute(query.order_by(tasks.c.id.desc()).limit(limit + 1)).all()
     shown = [_task_line(row) for row in rows[:limit]]
     return {"tasks": shown, "next_cursor": str(rows[limit - 1].id) if len(rows) > limit else None}
@@ -99,7 +100,7 @@ def list_sessions(connection: Connection, task: Row[Any], *, status: str | None,
     if status:
         query = query.where(sessions.c.status == status)
     if cursor is not None:
-        query = query.where(sessions.c.sample > _number(cursor))
+        query = query.where(sessions.c.sample > cursor_number(cursor))
     rows = connection.execute(query.order_by(sessions.c.sample).limit(limit + 1)).all()
     shown = [session_line(row, task.name) for row in rows[:limit]]
     return {"task_id": task.name, "sessions": shown, "next_cursor": str(rows[limit - 1].sample) if len(rows) > limit else None}
@@ -254,11 +255,8 @@ def _node_line(row: Row[Any], load: int) -> JsonObject:
 def shares_host(connection: Connection) -> str | None:
     """Why sandboxes of tasks that name no runtime could reach a loopback listener, if they could: what nodes say of their default."""
     for row in connection.execute(select(nodes).where(nodes.c.state == "up")):
-        default = orjson.loads(unpacked(row.metrics)).get("default_runtime")
-        if not isinstance(default, dict):
-            return f"node {row.id!r} does not say what its default runtime is; name one in the task"
-        if default.get("backend", "local") == "local" or default.get("network") == "host":
-            return f"the default runtime of node {row.id!r} shares the machine's network; name another in the task"
+        if (why := why_shared(row.id, orjson.loads(unpacked(row.metrics)))) is not None:
+            return why
     return None
 
 
@@ -266,7 +264,8 @@ def _counted(connection: Connection, query: Select[Any]) -> dict[str, int]:
     return {str(row[0]): int(row[1]) for row in connection.execute(query)}
 
 
-def _number(cursor: str) -> int:
-    if not cursor.isdecimal():
-        raise RolloutError(f"the cursor {cursor!r} is none that this service gave", code="invalid_cursor", status=400)
+def cursor_number(cursor: str) -> int:
+    """The number that a cursor, or a Last-Event-ID, stands for. Raises `RolloutError` `invalid_cursor` (400)."""
+    if not cursor.isdecimal() or len(cursor) > 18:  # within 64 bits, as all that this service gives
+        raise RolloutError(f"the cursor {cursor[:40]!r} is none that this service gave", code="invalid_cursor", status=400)
     return int(cursor)

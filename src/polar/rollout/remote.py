@@ -56,7 +56,7 @@ class Nodes:
             async with self.http.post(f"{dispatch.url}/sessions", data=dispatch.body, headers=headers) as answer:
                 if answer.status in (200, 201, 202, 409):
                     return Said("accepted")
-                why = f"{answer.status}: {(await answer.text())[:500]}"
+                why = f"{answer.status}: {(await answer.text(errors='replace'))[:500]}"
                 if answer.status in (429, 503):
                     return Said("full", _seconds(answer.headers.get("retry-after")), why)
                 if answer.status in (401, 403):

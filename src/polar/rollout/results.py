@@ -6,6 +6,7 @@ the first that is not a failure of the infrastructure, from any attempt, unless 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +14,7 @@ from sqlalchemy import bindparam, select, update
 
 from polar.rollout.database import Transaction, compressed
 from polar.rollout.ending import ACTIVE, Ending, attempt_failed, dumped, finish
-from polar.rollout.models import FINAL, Outcome, SessionResult, SessionStatus
+from polar.rollout.models import FINAL, Count, Outcome, SessionResult, SessionStatus
 from polar.rollout.tables import attempts, sessions, tasks
 
 _ORDER: tuple[SessionStatus, ...] = ("REGISTERED", "INITIALIZING", "READY", "RUNNING", "POST_RUN", "BUILDING", "EVALUATING")
@@ -26,11 +27,11 @@ class StateReport(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     session_id: str
-    attempt: int = 0
+    attempt: Count = 0
     status: SessionStatus | None = None
     time: float | None = None
     warning: str | None = None
-    turns: int | None = None
+    turns: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Delivered:
             raise ValueError(f"status: {result.status} is not how a session ends; that are {', '.join(sorted(FINAL))}")
         outcome = result.outcome or _OUTCOMES[result.status]
         reward = result.reward if outcome in ("graded", "policy") else None  # an infrastructure failure is never a zero
+        if reward is not None and not math.isfinite(reward):  # JSON has no such number: callers would get `null` for a usable session
+            reward = None
         complete = result.model_copy(update={"outcome": outcome, "reward": reward, "delivery_id": f"{result.session_id}.{result.attempt}"})
         return cls(complete, compressed(dumped(complete)))
 

@@ -7,17 +7,28 @@ come first; one that failed the session is avoided while another could take it, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, func, insert, or_, select, update
+from pydantic import ValidationError
+from sqlalchemy import Connection, Row, bindparam, false, func, insert, or_, select, update
 
+from polar.chat import JsonObject
+from polar.errors import RolloutError
 from polar.rollout.database import Transaction, unpacked
-from polar.rollout.ending import Ending, attempt_failed
+from polar.rollout.ending import Ending, attempt_failed, finish
 from polar.rollout.models import SessionDispatchRequest, TaskRequest
 from polar.rollout.tables import attempts, nodes, sessions, tasks
+
+Check = Callable[[TaskRequest], None]
+"""Raises `RolloutError` for a task that must not run (any more)."""
+
+
+def accept_all(request: TaskRequest) -> None:
+    """No task is refused."""
+
 
 AVOID_S = 30.0
 BATCH = 256
@@ -39,9 +50,15 @@ class Candidate:
     lease_s: float = 15.0
     open: bool = True
     """False: it exists and could run such sessions, but takes none now."""
+    default_isolated: bool = False
+    """Whether its default sandbox has a network of its own, as far as it says."""
+    takes_default: bool = True
+    """Whether it gets sessions that name no backend."""
 
     def runs(self, backend: str | None) -> bool:
-        return backend is None or self.backends is None or backend in self.backends
+        if backend is None:
+            return self.takes_default
+        return self.backends is None or backend in self.backends
 
     @property
     def free(self) -> int:
@@ -87,7 +104,18 @@ def candidate(row: Row[Any], load: int, now: float, configured_s: float | None) 
         load=load,
         lease_s=lease_s(row.interval_s, configured_s),
         open=row.blocked_until <= now and metrics.get("postrun_queue_depth", 0) < 2 * row.max_postrun,
+        default_isolated=why_shared(row.id, metrics) is None,
     )
+
+
+def why_shared(node_id: str, metrics: JsonObject) -> str | None:
+    """Why the sandboxes that this node makes where a task names none could reach a loopback listener, if they could."""
+    default = metrics.get("default_runtime")
+    if not isinstance(default, dict):
+        return f"node {node_id!r} does not say what its default runtime is; name one in the task"
+    if default.get("backend", "local") == "local" or default.get("network") == "host":
+        return f"the default runtime of node {node_id!r} shares the machine's network; name another in the task"
+    return None
 
 
 def choose(candidates: Sequence[Candidate], backend: str | None, avoid: frozenset[str], waited_s: float) -> Candidate | None:
@@ -109,9 +137,13 @@ def candidates(tx: Transaction, configured_s: float | None) -> list[Candidate]:
     return [candidate(row, loads.get(row.id, 0), tx.now, configured_s) for row in rows]
 
 
-def assign(tx: Transaction, configured_s: float | None) -> list[Dispatch]:
-    """Gives waiting sessions to nodes, as many as fit (and `BATCH` at most)."""
+def assign(tx: Transaction, configured_s: float | None, check: Check = accept_all, *, isolated: bool = False) -> list[Dispatch]:
+    """Gives waiting sessions to nodes, as many as fit (and `BATCH` at most). Tasks that `check` refuses end. With `isolated`, sessions
+    that name no backend go to nodes only whose default sandbox does not share the machine's network."""
     found = candidates(tx, configured_s)
+    if isolated:
+        for one in found:
+            one.takes_default = one.default_isolated
     free = [one for one in found if one.free > 0]
     room = sum(one.free for one in free)
     if not room:
@@ -119,7 +151,10 @@ def assign(tx: Transaction, configured_s: float | None) -> list[Dispatch]:
     query = select(sessions).where(sessions.c.state == "waiting", sessions.c.not_before <= tx.now)
     if all(one.backends is not None for one in free):  # sessions that nobody with room can run don't hold up the others
         able = sorted({backend for one in free for backend in one.backends or ()})
-        query = query.where(or_(sessions.c.backend.is_(None), sessions.c.backend.in_(able)))
+        default = sessions.c.backend.is_(None) if any(one.takes_default for one in free) else false()
+        query = query.where(or_(default, sessions.c.backend.in_(able)))
+    elif not any(one.takes_default for one in free):
+        query = query.where(sessions.c.backend.is_not(None))
     query = query.order_by(sessions.c.urgency, sessions.c.rank, sessions.c.place).limit(min(room, BATCH) + 32)
     chosen: list[tuple[Row[Any], Candidate]] = []
     for session in tx.connection.execute(query).all():
@@ -127,10 +162,11 @@ def assign(tx: Transaction, configured_s: float | None) -> list[Dispatch]:
         if node is not None and len(chosen) < BATCH:
             node.load += 1
             chosen.append((session, node))
-    return _write(tx, chosen)
+    names = _requests(tx, sorted({session.task for session, _ in chosen}), check)
+    return _write(tx, [(session, node) for session, node in chosen if session.task in names], names)
 
 
-def _write(tx: Transaction, chosen: list[tuple[Row[Any], Candidate]]) -> list[Dispatch]:
+def _write(tx: Transaction, chosen: list[tuple[Row[Any], Candidate]], names: dict[int, TaskRequest]) -> list[Dispatch]:
     if not chosen:
         return []
     rows = [
@@ -150,7 +186,6 @@ def _write(tx: Transaction, chosen: list[tuple[Row[Any], Candidate]]) -> list[Di
     values = {"state": "running", "node": bindparam("b_node"), "started": func.coalesce(sessions.c.started, tx.now)}
     running = update(sessions).where(sessions.c.id == bindparam("b_id")).values(**values)
     tx.connection.execute(running, [{"b_id": row["session"], "b_node": row["node"]} for row in rows])
-    names = _tasks(tx, sorted({session.task for session, _ in chosen}))
     for session, node in chosen:
         request = names[session.task]
         tx.emit("session.assigned", request.task_id, session.id, node_id=node.id, attempt=session.attempt, sample=session.sample)
@@ -159,7 +194,7 @@ def _write(tx: Transaction, chosen: list[tuple[Row[Any], Candidate]]) -> list[Di
     return [Dispatch(s.id, s.attempt, n.id, n.url, n.token, dispatch_body(names[s.task], s)) for s, n in chosen]
 
 
-def dispatching(tx: Transaction) -> list[Dispatch]:
+def dispatching(tx: Transaction, check: Check = accept_all) -> list[Dispatch]:
     """Attempts that were decided by a service that is no more: their nodes are asked (again)."""
     query = (
         select(attempts.c.number, sessions, nodes.c.id.label("node_id"), nodes.c.url, nodes.c.token)
@@ -168,8 +203,8 @@ def dispatching(tx: Transaction) -> list[Dispatch]:
         .where(attempts.c.state == "dispatching")
     )
     rows = tx.connection.execute(query).all()
-    requests = _tasks(tx, sorted({row.task for row in rows}))
-    return [Dispatch(r.id, r.number, r.node_id, r.url, r.token, dispatch_body(requests[r.task], r)) for r in rows]
+    requests = _requests(tx, sorted({row.task for row in rows}), check)
+    return [Dispatch(r.id, r.number, r.node_id, r.url, r.token, dispatch_body(requests[r.task], r)) for r in rows if r.task in requests]
 
 
 def dispatch_body(request: TaskRequest, session: Row[Any]) -> bytes:
@@ -184,9 +219,27 @@ def dispatch_body(request: TaskRequest, session: Row[Any]) -> bytes:
     ).model_dump_json().encode()  # fmt: skip
 
 
-def _tasks(tx: Transaction, ids: list[int]) -> dict[int, TaskRequest]:
-    rows = tx.connection.execute(select(tasks.c.id, tasks.c.request).where(tasks.c.id.in_(ids))).all()
-    return {row.id: TaskRequest.model_validate_json(unpacked(row.request)) for row in rows}
+def _requests(tx: Transaction, ids: list[int], check: Check) -> dict[int, TaskRequest]:
+    """These tasks' requests. One that cannot be read (another version wrote it) or is refused ends its own task, and holds up no other."""
+    if not ids:
+        return {}
+    found: dict[int, TaskRequest] = {}
+    for row in tx.connection.execute(select(tasks).where(tasks.c.id.in_(ids))).all():
+        try:
+            request = TaskRequest.model_validate_json(unpacked(row.request))
+            check(request)
+            found[row.id] = request
+        except ValidationError as error:
+            _end(tx, row, "task_unreadable", f"the task as it was kept cannot be read: {error.errors(include_url=False)[:3]}")
+        except RolloutError as error:
+            _end(tx, row, error.code, error.message)
+    return found
+
+
+def _end(tx: Transaction, task: Row[Any], code: str, why: str) -> None:
+    rows = tx.connection.execute(select(sessions).where(sessions.c.task == task.id, sessions.c.state != "done")).all()
+    ending = Ending("ERROR", "infrastructure", code, why)
+    finish(tx, task, [(row, replace(ending, attempt=row.attempt, turns=row.turns)) for row in rows])
 
 
 _HERE = (attempts.c.session == bindparam("b_session"), attempts.c.number == bindparam("b_number"))

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from polar.rollout import cancel, leases, reading, retention, saving, schedule
 from polar.rollout.api import application
 from polar.rollout.auth import Guard, check_sandbox
 from polar.rollout.callbacks import Callbacks
+from polar.rollout.checks import is_http_url
 from polar.rollout.config import RolloutConfig
 from polar.rollout.database import Database, Transaction, unpacked
 from polar.rollout.events import Feed
@@ -35,6 +37,8 @@ log = logging.getLogger("polar.rollout")
 DISPATCHES = 64
 """Sessions on their way to nodes at once."""
 RETENTION_S = 600.0
+REPLACED = 100
+"""Earlier instances of a node that are remembered."""
 TELL_AGAIN_S = 2.0
 """Between two tries to tell a node of a cancellation."""
 
@@ -56,6 +60,8 @@ class Service:
         self.save_dir = Path(config.save_dir) if config.save_dir else state_dir() / "rollouts"
         self.closing = False
         self._nodes: dict[str, JsonObject] = {}
+        self._replaced: dict[str, deque[str]] = {}
+        """By node, the instances that a later one has replaced."""
         self._wakes = {name: asyncio.Event() for name in ("schedule", "cancel", "save")}
         self._loops: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[None]] = set()
@@ -107,12 +113,19 @@ class Service:
         """Raises `RolloutError`."""
         if self.config.compat_open:
             default = await self.database.read(reading.shares_host) if request.runtime is None else None
-            check_sandbox(request.runtime, default)
+            check_sandbox(request.runtime, request.evaluator, default)
         submission = Submission.of(request, raw, key)
         return await self.database.write(lambda tx: submit(tx, submission, self.config.max_open_sessions))
 
     async def register(self, registration: NodeRegistration) -> JsonObject:
-        await self.database.write(lambda tx: leases.register(tx, registration))
+        """Raises `RolloutError`: `node_id_taken` (409), where another process of that name came later and is alive; `invalid_request`."""
+        if not is_http_url(registration.gateway_url):
+            raise RolloutError("gateway_url must be an http or https URL", code="invalid_request", status=422)
+        replaced = self._replaced.setdefault(registration.node_id, deque(maxlen=REPLACED))
+        lease, old = self.config.lease_seconds, registration.instance in replaced
+        before = await self.database.write(lambda tx: leases.register(tx, registration, lease, replaced=old))
+        if before is not None and before not in replaced:
+            replaced.append(before)
         return await self._heard(registration.node_id)
 
     async def heartbeat(self, node_id: str, beat: Heartbeat) -> JsonObject:
@@ -173,11 +186,19 @@ class Service:
             log.error("a call of the rollout service failed", exc_info=error)
 
     async def _schedule(self) -> None:
-        again = await self.database.write(schedule.dispatching)
+        again = await self.database.write(lambda tx: schedule.dispatching(tx, self._check_again))
         self._dispatch([one for one in again if (one.session, one.attempt) not in self._dispatching], asked=True)
         while True:
-            self._dispatch(await self.database.write(lambda tx: schedule.assign(tx, self.config.lease_seconds)))
+            self._dispatch(await self.database.write(self._assign))
             await self._woken("schedule", self.config.dispatch_poll_interval_seconds)
+
+    def _assign(self, tx: Transaction) -> list[Dispatch]:
+        return schedule.assign(tx, self.config.lease_seconds, self._check_again, isolated=self.config.compat_open)
+
+    def _check_again(self, request: TaskRequest) -> None:
+        """Tasks wait over restarts: one may have come before the open listener was there. Raises `RolloutError`."""
+        if self.config.compat_open:
+            check_sandbox(request.runtime, request.evaluator, None)
 
     def _dispatch(self, found: list[Dispatch], *, asked: bool = False) -> None:
         for one in found:

@@ -53,12 +53,14 @@ def read(path: Path | None) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: no text, or a number of thousands of digits
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold a mapping of settings")
+    if _holds_itself(loaded, ()):
+        raise ConfigError(f"{path}: an alias (*name) stands inside of what it names (&name)")
     return {str(name): value for name, value in loaded.items() if value is not None}
 
 
@@ -71,7 +73,7 @@ def overlaid(settings: Mapping[str, Any], environment: Mapping[str, str]) -> dic
         parts = name[len(PREFIX) :].lower().split("__")
         try:
             value = yaml.safe_load(environment[name])
-        except yaml.YAMLError as error:
+        except (ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"{name} is not YAML: {error}") from error
         _set(result, parts, value, name)
     return result
@@ -128,6 +130,14 @@ def _names(model: type[BaseModel]) -> Iterator[str]:
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel) and inner is not GatewayConfig:
                 yield from _names(inner)
+
+
+def _holds_itself(value: Any, outer: tuple[int, ...]) -> bool:
+    """YAML can say so, and nothing that reads settings would ever end."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = (*outer, id(value))
+    return id(value) in outer or any(_holds_itself(one, inside) for one in (value.values() if isinstance(value, dict) else value))
 
 
 def _copied(value: Any) -> Any:

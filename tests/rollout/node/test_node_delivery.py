@@ -9,6 +9,7 @@ from node_world import Receiver, World, dispatch, ended, until
 
 from polar.errors import StoreError
 from polar.records import Session
+from polar.rollout.node.link import Orders
 
 Build = Callable[..., World]
 
@@ -219,3 +220,31 @@ async def test_without_a_service_a_result_waits_to_be_fetched(world: Build) -> N
     async with build.node() as node:
         assert node.spool.result("ses_1.0").reward == 1.0
         assert node.books.owed("ses_1") == "ses_1.0"
+
+
+async def test_a_result_of_the_service_is_never_given_up(world: Build, receiver: Receiver) -> None:
+    """The node lists it in its heartbeats as long as it is here: a session whose result is given up would wait for ever."""
+    receiver.answer = lambda result: 503
+    async with world().node(receiver) as node:
+        node.deliveries._retry.give_up_seconds = 0.01
+        await node.dispatch(dispatch())
+        await until(lambda: len(receiver.results) >= 3)
+        receiver.answer = lambda result: 200
+        await until(lambda: not node.deliveries.waiting)
+
+
+async def test_a_heartbeat_that_fails_inside_the_node_is_not_its_last(world: Build, receiver: Receiver) -> None:
+    async with world().node(receiver) as node:
+        await until(lambda: receiver.of("/nodes/node-1/heartbeat"))
+        assert node.link is not None
+        sound = node.link.obey
+
+        async def spoiled(orders: Orders) -> None:
+            node.link.obey = sound
+            raise OSError("the disk is read-only")
+
+        node.link.obey = spoiled
+        receiver.orders = {"cancel": ["x.0"]}
+        await until(lambda: node.link.obey is sound)
+        receiver.posts.clear()
+        await until(lambda: receiver.of("/nodes/node-1/heartbeat"))

@@ -1,7 +1,8 @@
 """Delivers what the outbox holds until it is acknowledged: at least once, with back-off, whatever is down meanwhile.
 
 A receiver answers 200 when it has the result on its own disk, 409 or 410 when it does not want it (any more): then it is forgotten here.
-Anything else, silence too, is tried again. Without a service and without a callback a result waits to be fetched or deleted.
+Anything else, silence too, is tried again: a callback of its own until `give_up_seconds` are over, the service for ever, since a session
+that waits for its result there would never end. Without a service and without a callback a result waits to be fetched or deleted.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Deliveries:
         due.tries += 1
         wait_s = min(self._retry.longest_seconds, self._retry.first_seconds * 2 ** min(due.tries - 1, 30))
         due.at = time.monotonic() + wait_s * random.uniform(0.5, 1.0)
-        if time.time() - due.owed.since > self._retry.give_up_seconds:
+        if due.owed.callback_url is not None and time.time() - due.owed.since > self._retry.give_up_seconds:
             due.given_up = True
             log.error("a result is kept undelivered", extra={"attempt": attempt_id, "why": said, "tries": due.tries})
         elif due.tries in (1, 10):
@@ -169,6 +170,6 @@ class Deliveries:
             return 410, "its file is gone"
         try:
             async with self._http.post(url, data=body, headers=headers, allow_redirects=False) as answer:
-                return answer.status, (await answer.text())[:300]
+                return answer.status, (await answer.text(errors="replace"))[:300]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             return 0, f"{url}: {error or type(error).__name__}"

@@ -82,10 +82,13 @@ class Link:
     async def _keep_alive(self) -> None:
         pause_s = min(1.0, self.interval_s)
         while True:
-            if not self.registered:
-                self.registered = await self._register()
-            if self.registered:
-                await self._one_heartbeat()
+            try:
+                if not self.registered:
+                    self.registered = await self._register()
+                if self.registered:
+                    await self._one_heartbeat()
+            except Exception:  # a node that falls silent loses all that it has: whatever it was, the next beat is tried
+                log.exception("a heartbeat failed inside the node")
             wait_s = self.interval_s if self.registered else pause_s
             pause_s = self.interval_s if self.registered else min(self.interval_s, 2 * pause_s)
             self._beat.clear()
@@ -134,7 +137,7 @@ class Link:
                 try:
                     said = await answer.json(content_type=None)
                 except ValueError:
-                    said = (await answer.text())[:300]
+                    said = (await answer.text(errors="replace"))[:300]
                 self._note(answer.status < 500, f"{path}: {answer.status}")
                 return answer.status, said
         except (aiohttp.ClientError, TimeoutError) as error:
