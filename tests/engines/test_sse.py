@@ -37,3 +37,11 @@ def test_comments_names_and_ids_are_skipped() -> None:
 
 def test_an_event_without_its_blank_line_is_not_given_out() -> None:
     assert SseParser().feed(b"data: half\n") == []
+
+
+@given(EVENTS, st.lists(st.sampled_from([b": ping\n\n", b"\n", b"event: x\n"]), max_size=5))
+def test_an_event_in_a_piece_of_its_own_reads_like_any_other(events: list[list[str]], between: list[bytes]) -> None:
+    pieces = ["".join(f"data: {line}\n" for line in lines).encode() + b"\n" for lines in events]
+    mixed = [piece for pair in itertools.zip_longest(pieces, between, fillvalue=b"") for piece in pair]
+    parser, whole = SseParser(), SseParser()
+    assert [event for piece in mixed for event in parser.feed(piece)] == whole.feed(b"".join(mixed))

@@ -32,7 +32,12 @@ def ids_array(values: Any) -> Ids | None:
 
 def are_ids(values: Any) -> TypeGuard[list[int]]:
     """Whether these are a few token ids; `ids_array` is for many."""
-    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _LARGEST for value in values)
+    if not isinstance(values, list):
+        return False
+    for value in values:  # noqa: SIM110 - a generator costs more than all else here, and a live token passes
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            return False
+    return True
 
 
 def ids_from_names(names: Any) -> Ids | None:
@@ -50,6 +55,8 @@ def ids_of_names(names: Any) -> list[int] | None:
         return None
     if not names:
         return []
+    if len(names) == 1 and isinstance(names[0], str) and names[0][: len(_ID)] == _ID and names[0][len(_ID) :].isdecimal():
+        return [int(names[0][len(_ID) :])]
     try:
         joined = "\n" + "\n".join(names)
         numbers = joined.split("\n" + _ID)
