@@ -58,7 +58,7 @@ async def _look(root: Path) -> tuple[list[Left], list[str]]:
         except SandboxError as error:
             problems.append(f"{name}: {error}")
     found += await asyncio.to_thread(_folders, root)
-    return found, problems
+    return list(dict.fromkeys(found)), problems  # a backend made of another one finds what that one finds
 
 
 def _folders(root: Path) -> list[Left]:
