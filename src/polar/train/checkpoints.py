@@ -45,10 +45,10 @@ def save(folder: Path, learner: Learner, run: RunState, *, keep: int = 2) -> Pat
     making = folder / f".{name}.{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
-    learner.policy.model.save_pretrained(making / "model")
+    learner.save_model(making / "model")
     torch.save(
         {
-            "optimizer": learner.optimizer.state_dict(),
+            "optimizer": learner.optimizer_state(),
             "steps": learner.steps,
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -96,7 +96,7 @@ def restore(place: Path, learner: Learner) -> RunState:
     run = load_run(place)
     state = torch.load(place / "state.pt", weights_only=False)  # our own file: it holds generators' states, not only tensors
     try:
-        learner.optimizer.load_state_dict(state["optimizer"])
+        learner.load_optimizer_state(state["optimizer"])
     except ValueError as error:
         raise ConfigError(f"{place}: its optimiser does not fit this model ({error})") from error
     learner.steps = state["steps"]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from polar.train.loss import Loss, Terms, grpo_loss
+from polar.train.optimizer import adamw, stepped
 from polar.train.packing import pack
 from polar.train.policy import Policy, Way
 from polar.train.rows import Row
@@ -91,12 +93,13 @@ class Learner:
         self.parameters = [one for one in policy.model.parameters() if one.requires_grad]
         decayed = [one for one in self.parameters if one.ndim >= 2]
         rest = [one for one in self.parameters if one.ndim < 2]
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = adamw(
             [{"params": decayed, "weight_decay": how.weight_decay}, {"params": rest, "weight_decay": 0.0}],
             lr=how.lr,
             betas=how.betas,
             eps=how.epsilon,
         )
+        self.parameters = stepped(self.optimizer)
         self.steps = 0
         """Optimiser steps taken."""
 
@@ -114,20 +117,19 @@ class Learner:
         skipped = False
         for numbers in _shares(len(rows), self.how.minibatches):
             self.optimizer.zero_grad(set_to_none=True)
-            for chosen in pack([len(rows[number]) for number in numbers], self.how.token_budget):
-                part = [numbers[place] for place in chosen]
+            for part in self._micro_batches(rows, numbers):
                 terms = self._terms(rows, part, old, reference, way)
                 terms.loss.backward()  # type: ignore[no-untyped-call]
                 totals += _sums(terms)
                 micro_batches += 1
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.how.max_grad_norm))
+            norm = self._clip()
             norms.append(norm)
             if math.isfinite(norm):
                 self._advance()
             else:
                 skipped = True
         self.optimizer.zero_grad(set_to_none=True)
-        loss, tokens, clipped, ratio, kl, mismatch, capped = totals.tolist()
+        loss, tokens, clipped, ratio, kl, mismatch, capped = self._everywhere(totals).tolist()
         return StepReport(
             loss=loss,
             tokens=int(tokens),
@@ -145,6 +147,29 @@ class Learner:
     def logprobs(self, rows: Sequence[Row], way: Way | None = None) -> list[Tensor]:
         """As the policy is now, without gradients: for the gate."""
         return self._logprobs_of(self.policy, rows, way)
+
+    def save_model(self, folder: Path) -> None:
+        """What `load_policy` takes: the whole model, or the adapter alone."""
+        self.policy.model.save_pretrained(folder)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Raises `ValueError` for the state of another model or optimiser."""
+        self.optimizer.load_state_dict(state)
+
+    def _micro_batches(self, rows: Sequence[Row], numbers: list[int]) -> list[list[int]]:
+        """Row numbers of each forward and backward pass. With several processes, this one's share (`polar.train.parallel`)."""
+        return [[numbers[place] for place in chosen] for chosen in pack([len(rows[number]) for number in numbers], self.how.token_budget)]
+
+    def _clip(self) -> float:
+        """Clips the whole batch's gradient and returns its norm before that."""
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters, self.how.max_grad_norm))
+
+    def _everywhere(self, totals: Tensor) -> Tensor:
+        """Sums over all processes."""
+        return totals
 
     def _advance(self) -> None:
         for group in self.optimizer.param_groups:
