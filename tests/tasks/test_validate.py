@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import secrets
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,10 +14,12 @@ from task_folders import MakeTask
 
 from polar.errors import ConfigError
 from polar.harness.spec import AgentSpec
+from polar.rollout.node.hidden import BUNDLED_TASKS
 from polar.rollout.node.sandboxes import Sandboxes
-from polar.runtime import RuntimeSpec
+from polar.runtime import RuntimeSpec, machine
 from polar.runtime.docker import DockerRuntime
 from polar.tasks import find, load
+from polar.tasks.harbor import Task
 from polar.tasks.validate import Trial, Validation, problems, rehearse, stage, validate
 
 LOCAL = RuntimeSpec(backend="local")
@@ -136,21 +140,64 @@ async def test_a_reward_that_the_agent_writes_itself_is_worth_nothing(sandboxes:
     assert (await played("log-report", command, sandboxes, tmp_path / "run")).reward == 0
 
 
-async def test_a_program_that_looks_for_the_tests_finds_nothing(sandboxes: Sandboxes, tmp_path: Path) -> None:
-    command = """cat > report.py <<'X'
+LOOKER = """cat > report.py <<'X'
 import glob, json, os, subprocess
 search = "find / -name cases.json 2>/dev/null"
 found = subprocess.run(search, shell=True, capture_output=True, text=True).stdout.split()
 names = [*found, *glob.glob(os.environ.get("VERIFIER_TESTS", "/tests") + "/cases.json")]
 want = {}
 for name in names:
-    for case in json.load(open(name))["cases"]:
+    plan = json.load(open(name))
+    if plan.get("mark") != MARK:
+        continue
+    for case in plan["cases"]:
         if "key" in case["expect"]:
             key, value = case["expect"]["key"]
             want[key] = value
 print(json.dumps(want))
 X"""
-    assert (await played("log-report", command, sandboxes, tmp_path / "run")).reward == 0
+"""A solution that looks for the expected answers on the whole machine. It believes only the very cases that it is graded by, and no
+copy that a machine may hold elsewhere (another clone, a built wheel), which is anybody's to read."""
+
+
+def marked_task(folder: Path, mark: str) -> Path:
+    """A copy of a bundled task whose cases are told from any other copy's."""
+    [task] = find("log-report")
+    assert isinstance(task, Task)
+    shutil.copytree(task.folder, folder)
+    cases = folder / "tests" / "cases.json"
+    cases.write_text(json.dumps({"mark": mark, **json.loads(cases.read_text())}))
+    return folder
+
+
+async def test_a_program_that_looks_for_the_tests_finds_nothing(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    mark = secrets.token_hex(8)
+    task = load(marked_task(tmp_path / "task", mark))
+    agent = AgentSpec(harness="shell", custom_shell=LOOKER.replace("MARK", repr(mark)))
+    async with stage(LOCAL) as others:  # somebody else's sandbox, of another root, that holds the same tests while it grades
+        other = await others.make(LOCAL, "other", task_folder=None)
+        await other.upload(tmp_path / "task" / "tests", "tests")
+        trial = await rehearse(task, agent, LOCAL, sandboxes, tmp_path / "run")
+    assert trial.error is None
+    assert trial.reward == 0
+
+
+async def test_the_looker_would_find_tests_that_lie_open(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    """The test above means something."""
+    mark = secrets.token_hex(8)
+    task = load(marked_task(tmp_path / "task", mark))
+    text = (tmp_path / "task" / "tests" / "cases.json").read_text()
+    command = f"{LOOKER.replace('MARK', repr(mark))}\ncat > cases.json <<'Y'\n{text}\nY"
+    trial = await rehearse(task, AgentSpec(harness="shell", custom_shell=command), LOCAL, sandboxes, tmp_path / "run")
+    assert trial.reward == 0.875, trial
+
+
+async def test_the_tests_of_this_installation_are_not_seen(sandboxes: Sandboxes) -> None:
+    if machine.namespaces() is not None:
+        pytest.skip("without namespaces nothing can be hidden")
+    runtime = await sandboxes.make(LOCAL, "looks", task_folder=None)
+    found = await runtime.exec(["find", *map(str, BUNDLED_TASKS), "-mindepth", "1"])
+    assert found.stdout == b"", found
 
 
 # --- everything that is bundled ----------------------------------------------------------------------------------------
