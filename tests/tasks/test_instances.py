@@ -64,7 +64,7 @@ def test_an_image_of_the_row_is_taken(key: str, tmp_path: Path) -> None:
 def test_without_containers_the_repository_is_the_work_folder(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row()))
-    request = to_request(find(str(path))[0], agent=AGENT)
+    request = to_request(find(str(path))[0], agent=AGENT, runtime=RuntimeSpec(backend="local"))
     assert request.evaluator is not None
     assert request.evaluator.config["repo_dir"] is None
     assert "current folder" in request.instruction

@@ -56,7 +56,12 @@ def run(
         str | None, typer.Option(help="URL of an inference server, or a model that polar engine serves. Default: the bundled one.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at the engine; default: the first that it serves.")] = None,
-    runtime: Annotated[str, typer.Option("--runtime", "-r", help="local, bubblewrap, docker (Podman too) or apptainer.")] = "local",
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--runtime", "-r", help="local, bubblewrap, docker (Podman too) or apptainer. Default: local; with --url what its nodes have."
+        ),
+    ] = None,
     image: Annotated[str | None, typer.Option(help="Container image, where the task names none.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
     split: Annotated[Literal["train", "held_out"] | None, typer.Option(help="Only tasks of this side.")] = None,
@@ -86,7 +91,7 @@ def run(
             [name.strip() for name in harness.split(",") if name.strip()],
             samples,
             where,
-            runtime={"backend": runtime, **_given(image=image)},
+            runtime=_given(backend=runtime if url is not None else runtime or "local", image=image),
             limit=limit,
             split=split,
             max_output=max_output,
@@ -125,16 +130,17 @@ def run_tasks(
     if where.url is None:  # before anything is started; a service elsewhere checks what it knows
         for request in campaign.requests:
             check_task(request)
-    return asyncio.run(_run(campaign, where, spec.backend, harnesses, as_json))
+    return asyncio.run(_run(campaign, where, spec.backend if where.url is None else None, harnesses, as_json))
 
 
-async def _run(campaign: Campaign, where: Where, backend: str, harnesses: list[str], as_json: bool) -> int:
+async def _run(campaign: Campaign, where: Where, backend: str | None, harnesses: list[str], as_json: bool) -> int:
     from polar.cli.run_report import Screen, report
     from polar.rollout.campaign import carry_out
     from polar.rollout.summary import exit_code
 
     began = time.monotonic()
-    await _ready(backend)
+    if backend is not None:
+        await _ready(backend)
     where.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with AsyncExitStack() as stack:
         with Screen(campaign, where.folder) as screen:

@@ -63,8 +63,9 @@ def check_sandbox(runtime: RuntimeSpec | None, evaluator: EvaluatorSpec | None, 
     nodes' default runtime could, if it could. Raises `RolloutError` `shares_host`."""
     why = default
     if runtime is not None:
-        why = None
-        if runtime.backend == "local":
+        if runtime.names_backend:
+            why = None
+        if runtime.names_backend and runtime.backend == "local":
             why = "the runtime `local` shares the machine's network"
         elif runtime.effective_network == "host":
             why = "`network: host` shares the machine's network"

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from polar.gateway.config import EngineConfig, GatewayConfig, reachable, state_dir
 from polar.runtime.spec import RuntimeSpec
@@ -101,7 +101,8 @@ class NodeConfig(_Strict):
     """Prepared sandboxes that wait for a run worker; `None`: as many as run workers."""
     max_queue: int | None = Field(default=None, ge=0)
     """Sessions accepted and not yet begun; `None`: twice the init workers. Beyond it dispatches are refused, and wait at the service."""
-    default_runtime: RuntimeSpec = Field(default_factory=RuntimeSpec)
+    default_runtime: RuntimeSpec = Field(default_factory=lambda: RuntimeSpec().whole())
+    """Of tasks that name no backend; what they do say of their runtime is laid over it."""
     work_dir: str | None = None
     """Sandboxes, leases, undelivered results; `None`: `nodes/<id>` in the state directory."""
     artifacts_dir: str | None = None
@@ -121,6 +122,15 @@ class NodeConfig(_Strict):
     """Budgets of tasks that set none."""
     allow: list[str] = Field(default_factory=list)
     """Runtime backends that this node runs; empty: every one that the machine has."""
+
+    @field_validator("default_runtime")
+    @classmethod
+    def _whole(cls, runtime: RuntimeSpec) -> RuntimeSpec:
+        return runtime.whole()
+
+    def runtime_of(self, asked: RuntimeSpec | None) -> RuntimeSpec:
+        """The sandbox that this node makes for a task."""
+        return self.default_runtime if asked is None else asked.over(self.default_runtime)
 
     @property
     def work_path(self) -> Path:

@@ -112,8 +112,7 @@ class Service:
     async def submit(self, request: TaskRequest, raw: bytes, key: str | None = None) -> str:
         """Raises `RolloutError`."""
         if self.config.compat_open:
-            default = await self.database.read(reading.shares_host) if request.runtime is None else None
-            check_sandbox(request.runtime, request.evaluator, default)
+            check_sandbox(request.runtime, request.evaluator, await self.database.read(reading.shares_host))
         submission = Submission.of(request, raw, key)
         return await self.database.write(lambda tx: submit(tx, submission, self.config.max_open_sessions))
 

@@ -72,6 +72,12 @@ def harness_of(request: TaskRequest) -> str:
     return request.agent.harness or request.agent.import_path or "shell"
 
 
+def _backend(request: TaskRequest) -> str | None:
+    """What a node has to have for it; `None`: any node will do, or says no."""
+    runtime = request.runtime
+    return runtime.backend if runtime is not None and runtime.names_backend and runtime.import_path is None else None
+
+
 def _again(tx: Transaction, earlier: Row[Any], submission: Submission) -> str:
     if earlier.body_hash != submission.body_hash:
         raise RolloutError(
@@ -122,7 +128,7 @@ def _insert_sessions(tx: Transaction, task: int, request: TaskRequest) -> None:
                 "urgency": -request.priority,
                 "rank": first + sample // QUANTUM,
                 "place": task * 4096 + sample,
-                "backend": request.runtime.backend if request.runtime and not request.runtime.import_path else None,
+                "backend": _backend(request),
                 "not_before": 0.0,
                 "attempt": 0,
                 "failures": 0,

@@ -1,13 +1,16 @@
 """What a sandbox is asked to be: the `runtime` object of a task, JSON-compatible with the reference system's `RuntimeSpec`.
 
 Knows no backend. Every field has a default that is safe: no network but the gateway, limits where the backend can set them.
+
+A spec knows which of its fields were said, and writes only those: one that names no backend is what a task changes of its node's
+`default_runtime` (`RuntimeSpec.over`), wherever and however often it travelled as JSON.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 Network = Literal["gateway", "host", "bridge", "none"]
 """`gateway`: the model API and nothing else; `bridge`: the model API and the internet; `host`: the machine's own network; `none`: nothing,
@@ -59,7 +62,8 @@ class RuntimeSpec(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     backend: str = "local"
-    """`local`, `bubblewrap`, `docker` (Podman too), `apptainer`, or a name that a plug-in registered."""
+    """`local`, `bubblewrap`, `docker` (Podman too), `apptainer`, or a name that a plug-in registered. A task that names none gets its
+    node's `default_runtime` with what else it says over it."""
     image: str | None = None
     """Container image, or a root file system's folder for bubblewrap; `None`: the backend's default."""
     build_context: str | None = None
@@ -89,3 +93,34 @@ class RuntimeSpec(BaseModel):
     @property
     def effective_network(self) -> Network:
         return "bridge" if self.network == "gateway" and self.allow_internet else self.network
+
+    @property
+    def names_backend(self) -> bool:
+        return "backend" in self.model_fields_set or self.import_path is not None
+
+    def over(self, default: RuntimeSpec) -> RuntimeSpec:
+        """The whole sandbox, where `default` is the node's: this one if it names a backend, else `default` with what is said here over it.
+        Variables and `kwargs` are laid over its own one by one, mounts and preparation follow its own."""
+        if self.names_backend:
+            return self
+        said = {name: getattr(self, name) for name in self.model_fields_set}
+        said |= {name: {**getattr(default, name), **said[name]} for name in ("env", "kwargs") if name in said}
+        said |= {name: [*getattr(default, name), *said[name]] for name in ("mounts", "prepare") if name in said}
+        if {"prepare", "eval_prepare"} & said.keys() and (default.eval_prepare is not None or self.eval_prepare is not None):
+            said["eval_prepare"] = [
+                *(default.prepare if default.eval_prepare is None else default.eval_prepare),
+                *(self.prepare if self.eval_prepare is None else self.eval_prepare),
+            ]
+        if "image" in said or "build_context" in said:  # two answers to one question
+            said = {"image": None, "build_context": None, **said}
+        if "network" in said:
+            said.setdefault("allow_internet", False)
+        return default.model_copy(update=said)
+
+    def whole(self) -> RuntimeSpec:
+        """The same with every field said: for a node's own default, which nothing is under."""
+        return self.model_copy(update={name: getattr(self, name) for name in type(self).model_fields})
+
+    @model_serializer(mode="wrap")
+    def _only_what_was_said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}

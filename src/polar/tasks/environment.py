@@ -40,16 +40,17 @@ class Plain:
 
 
 def runtime_for(name: str, folder: Path, environment: Environment, base: RuntimeSpec, *, plain: bool = False) -> RuntimeSpec:
-    """The task's sandbox: what `base` says wins, the task fills in the rest. Raises `ConfigError` where the backend cannot have it.
+    """The task's sandbox: what `base` says wins, the task fills in the rest. Raises `ConfigError` where the backend cannot have it. Of a
+    `base` that names no backend, which only the node will know, the task says its image or its steps, and no sizes.
 
     `{task}` in the image's name becomes the task's, for sets with an image a task.
     """
     context = folder / "environment"
     if any((context / one).is_file() for one in _COMPOSE):
         raise ConfigError(f"task {name}: its environment is several containers (docker-compose), which no runtime here makes")
-    host = base.import_path is None and base.backend in HOST_BACKENDS
+    host = base.names_backend and base.import_path is None and base.backend in HOST_BACKENDS
     changes: dict[str, Any] = {}
-    if not host:
+    if not host and base.names_backend:
         sizes = {"cpus": environment.cpus, "memory_mb": environment.memory_mb, "gpus": environment.gpus or None}
         changes |= {key: value for key, value in sizes.items() if value is not None and getattr(base, key) is None}
         if environment.workdir and base.workdir is None:
@@ -71,8 +72,9 @@ def runtime_for(name: str, folder: Path, environment: Environment, base: Runtime
     steps: tuple[Step, ...] = ()
     if ready is not None:
         steps, env = ready.steps, {**ready.env, **env}
-    changes["env"] = {**env, **base.env}
-    changes["prepare"] = [*steps, *base.prepare]
+    for field, value in (("env", {**env, **base.env}), ("prepare", [*steps, *base.prepare])):
+        if value:
+            changes[field] = value
     if base.eval_prepare is not None:
         changes["eval_prepare"] = [*steps, *base.eval_prepare]
     return base.model_copy(update=changes)

@@ -71,7 +71,7 @@ class Instance:
 
     def fields(self, runtime: RuntimeSpec) -> dict[str, Any]:
         """As `polar.tasks.harbor.Task.fields`."""
-        host = runtime.import_path is None and runtime.backend in HOST_BACKENDS
+        host = runtime.names_backend and runtime.import_path is None and runtime.backend in HOST_BACKENDS
         changes: dict[str, Any] = {}
         if runtime.image is not None:
             changes["image"] = runtime.image.replace("{task}", self.name)

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from node_world import World, dispatch, ended, until
+from node_world import World, dispatch, ended, result_of, until
 
 from polar.errors import ConfigError, RolloutError
 
@@ -96,6 +96,14 @@ async def test_a_backend_that_the_node_does_not_run_is_refused_at_once(world: Bu
     async with world(allow=["bubblewrap"]).node() as node:
         with pytest.raises(ConfigError, match="this node runs bubblewrap"):
             await node.dispatch(dispatch())
+
+
+@pytest.mark.parametrize("runtime", [None, {}, {"env": {"A": "1"}}])
+async def test_a_task_that_names_no_backend_runs_in_the_nodes_default_runtime(world: Build, runtime: dict[str, object] | None) -> None:
+    async with world().node() as node:
+        result = await result_of(node, dispatch(runtime=runtime))
+    assert result.outcome == "graded", result.error
+    assert result.metadata["run"]["runtime"]["backend"] == "fake"
 
 
 async def test_the_evaluators_sandbox_is_made_while_the_agent_runs(world: Build) -> None:

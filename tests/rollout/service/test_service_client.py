@@ -111,20 +111,26 @@ async def test_artefacts_lists_and_cancel(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def service_url(tmp_path: Path) -> Iterator[str]:
-    """A service in a thread of its own; sessions of tasks called `bad...` fail, of `hang...` never end."""
+def node() -> StubNode:
+    """Sessions of tasks called `bad...` fail, of `hang...` never end."""
 
     async def play(request: SessionDispatchRequest) -> SessionResult | None:
         if request.task_id.startswith("hang"):
             return None
         return broken(request) if request.task_id.startswith("bad") else graded(request, reward=0.5)
 
+    return StubNode(play=play, max_run_workers=8)
+
+
+@pytest.fixture
+def service_url(tmp_path: Path, node: StubNode) -> Iterator[str]:
+    """A service with that node, in a thread of its own."""
     told: list[str] = []
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        async with stub_rollouts(tmp_path / "service", [StubNode(play=play, max_run_workers=8)]) as (_, url):
+        async with stub_rollouts(tmp_path / "service", [node]) as (_, url):
             told.append(url)
             ready.set()
             await stop.wait()
@@ -199,3 +205,16 @@ async def test_a_submission_that_is_repeated_is_one_task(tmp_path: Path) -> None
         assert refused.value.code == "task_running"
         assert isinstance(raw, httpx.AsyncClient)
         await submit(raw, "other")
+
+
+@pytest.mark.parametrize(("options", "runtime"), [((), None), (("--runtime", "docker"), "docker")])
+def test_a_run_at_a_service_leaves_the_runtime_to_its_nodes(
+    service_url: str, node: StubNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], runtime: str | None
+) -> None:
+    monkeypatch.setenv("POLAR_TOKEN", TOKEN)
+    where = ["--url", service_url, "--output", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, ["run", "--tasks", "demo", "--limit", "1", "--samples", "1", "--json", *where, *options])
+    assert result.exit_code == 0, result.output
+    asked = node.dispatched[-1].runtime
+    assert asked is not None
+    assert asked.model_dump().get("backend") == runtime

@@ -250,11 +250,14 @@ async def test_two_processes_of_one_name_do_not_take_each_others_sessions_for_lo
         await until(taken_over)
 
 
-async def test_a_task_without_a_runtime_waits_for_a_node_that_no_open_listener_can_be_reached_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runtime", [None, {}, {"env": {"A": "1"}}])
+async def test_a_task_without_a_backend_waits_for_a_node_that_no_open_listener_can_be_reached_from(
+    tmp_path: Path, runtime: dict[str, object] | None
+) -> None:
     shared = StubNode("shared", metrics={"default_runtime": {"backend": "local", "network": "gateway"}})
     apart = StubNode("apart", metrics={"default_runtime": {"backend": "bubblewrap", "network": "gateway"}})
     async with running_service(tmp_path, compat_open=True) as (_, url), http(url) as client:
-        await submit(client, samples=3)  # no node has said yet what its default is
+        await submit(client, samples=3, runtime=runtime)  # no node has said yet what its default is
         async with listening(shared.app) as one, listening(apart.app) as two:
             await shared.join(url, TOKEN, one)
             await asyncio.sleep(0.5)

@@ -176,7 +176,7 @@ class Attempt:
     async def _init(self) -> Made:
         request, equipment = self.request, self._equipment
         await asyncio.to_thread(equipment.artifacts.make, request.session_id, request.attempt)
-        spec = request.runtime or equipment.config.default_runtime
+        spec = equipment.config.runtime_of(request.runtime)
         equipment.sandboxes.check(spec)
         task_folder = None if request.task_folder is None else Path(request.task_folder)
         variables = {"SESSION_ID": request.session_id, "TASK_ID": request.task_id}
@@ -383,7 +383,7 @@ class Attempt:
 
     def _metadata(self) -> JsonObject:
         """The caller's own, untouched, and under `run` what the node knows of the attempt."""
-        spec = self.request.runtime or self._equipment.config.default_runtime
+        spec = self._equipment.config.runtime_of(self.request.runtime)
         run: JsonObject = {
             "builder": self.request.builder.strategy,
             "runtime": {"backend": spec.backend, "image": spec.image, "network": spec.effective_network},

@@ -169,7 +169,7 @@ class Node:
         waiting = sum(attempt.status == "REGISTERED" for attempt in self.books.attempts.values()) + len(self._accepting)
         if self.stages.full(waiting):
             raise RolloutError(f"{waiting} sessions wait here already", code="node_full", status=503)
-        self.sandboxes.check(request.runtime or self.config.default_runtime)
+        self.sandboxes.check(self.config.runtime_of(request.runtime))
         self._accepting.add(attempt_id)
         try:
             await asyncio.to_thread(self.spool.accept, Accepted.of(request))
