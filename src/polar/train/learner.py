@@ -17,7 +17,6 @@ from torch import Tensor
 
 from polar.train.loss import Loss, Terms, grpo_loss
 from polar.train.optimizer import adamw, stepped
-from polar.train.packing import pack
 from polar.train.policy import Policy, Way
 from polar.train.rows import Row
 
@@ -39,7 +38,7 @@ class Optimisation:
     """Where `linear` and `cosine` reach 0."""
     max_grad_norm: float = 1.0
     token_budget: int = 32_768
-    """Tokens of a micro-batch; a longer row goes alone."""
+    """Tokens of a micro-batch, a beginning that its rows have in common counted once; a longer row goes alone."""
     minibatches: int = 1
     """Optimiser steps a batch. Beyond one, the policy at the batch's start is the proximal one of the clip."""
 
@@ -161,7 +160,8 @@ class Learner:
 
     def _micro_batches(self, rows: Sequence[Row], numbers: list[int]) -> list[list[int]]:
         """Row numbers of each forward and backward pass. With several processes, this one's share (`polar.train.parallel`)."""
-        return [[numbers[place] for place in chosen] for chosen in pack([len(rows[number]) for number in numbers], self.how.token_budget)]
+        bins = self.policy.pack([rows[number] for number in numbers], self.how.token_budget)
+        return [[numbers[place] for place in chosen] for chosen in bins]
 
     def _clip(self) -> float:
         """Clips the whole batch's gradient and returns its norm before that."""
@@ -200,7 +200,7 @@ class Learner:
     def _logprobs_of(self, policy: Policy, rows: Sequence[Row], way: Way | None) -> list[Tensor]:
         found: list[Tensor | None] = [None] * len(rows)
         with torch.no_grad():
-            for part in pack([len(row) for row in rows], self.how.token_budget):
+            for part in policy.pack(rows, self.how.token_budget, way):
                 for number, values in zip(part, policy.logprobs([rows[number] for number in part], way), strict=True):
                     found[number] = values.detach()
         return [values for values in found if values is not None]

@@ -6,6 +6,11 @@ import heapq
 from bisect import insort
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.train.forest import GRAIN, common, in_order
+
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Bins of row numbers, none over `budget` tokens unless it holds a single row that is; every row is in exactly one bin.
@@ -29,6 +34,27 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
         if left > 0:
             insort(room, (left, number))
     return [sorted(rows) for rows in bins]
+
+
+def pack_shared(rows: Sequence[NDArray[np.int64]], budget: int, *, grain: int = GRAIN) -> list[list[int]]:
+    """Bins of row numbers as of `pack`, where a beginning that rows of a bin have in common counts once (`polar.train.forest`).
+
+    In the order of the ids, so that what is alike comes together; a bin is closed when the next row no longer fits. Raises `ValueError` for
+    a budget below 1.
+    """
+    if budget < 1:
+        raise ValueError(f"a budget of {budget} tokens holds no row")
+    bins: list[list[int]] = []
+    used = 0
+    for number in in_order(rows):
+        fresh = len(rows[number]) - (common(rows[bins[-1][-1]], rows[number]) // grain * grain if bins else 0)
+        if bins and used + fresh <= budget:
+            bins[-1].append(number)
+            used += fresh
+        else:
+            bins.append([number])
+            used = len(rows[number])
+    return [sorted(numbers) for numbers in bins]
 
 
 def balance(lengths: Sequence[int], parts: int) -> list[list[int]]:

@@ -1,13 +1,15 @@
 """A causal language model of transformers, as the trainer sees it: rows in, log-probabilities of their trained ids out.
 
-Knows no rewards and no loss. Three ways through the model, all to the same numbers:
+Knows no rewards and no loss. Four ways through the model, all to the same numbers:
 
 * `plain`: one row at a time;
-* `packed`: rows end to end in one sequence, positions starting over at each row, so that attention stays inside rows. Whether this
-  model really keeps rows apart is tried out once when it is loaded, since nothing in a configuration says so reliably: recurrent layers
-  without a kernel for packed rows leak one row into the next;
-* `shared`: the prefix that all rows have in common (system prompt and tools) once, with its keys and values kept and its gradient, then the
-  rest of each row on top.
+* `padded`: rows of about equal length side by side, the short ones filled up behind their end: for a model that can't take the next two;
+* `packed`: rows end to end in one sequence, attention inside rows (`polar.train.attention`);
+* `shared`: the same, with every beginning that rows have in common once (`polar.train.forest`), whether the system prompt and tools of all
+  rows, a group's task, or the requests of a session before this one. Its cost is that of the ids that differ.
+
+Whether this model really keeps rows apart is tried out once when it is loaded, since nothing in a configuration says so reliably.
+Gradient checkpointing works with all of them; none uses a cache.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from polar.errors import ConfigError
+from polar.train.attention import FOREST, Kernel, Layout, kernel_for, prepare
+from polar.train.forest import GRAIN, Forest, plant, rectangles
 from polar.train.logprobs import token_logprobs
-from polar.train.rows import Row, shared_prefix
+from polar.train.packing import pack, pack_shared
+from polar.train.rows import Row
 
-Way = Literal["plain", "packed", "shared"]
+Way = Literal["plain", "padded", "packed", "shared"]
 
 ROUNDING = 0.05
 """The largest difference, in log-probability, that another order of summation may make to a row (bfloat16 included)."""
-SHARING_PAYS = 0.3
-"""The share of a micro-batch's tokens that a common prefix must save."""
+SHARING_PAYS = 0.05
+"""The share of the tokens that common beginnings must save."""
 
 
 class Policy:
@@ -37,9 +42,17 @@ class Policy:
         self.model = model
         self.temperature = temperature
         self.backbone: nn.Module = _backbone(model)
-        self.why_not_packed = self._probe("packed")
-        """Why rows cannot be packed with this model; `None` where they can."""
-        self.why_not_shared = self._probe("shared")
+        self._kernels: dict[tuple[torch.device, torch.dtype], Kernel | None] = {}
+        self.why_not: dict[Way, str | None] = {"plain": None}
+        """For each way, why this model cannot go it; `None` where it can."""
+        unprepared: str | None = None
+        try:
+            prepare(self.backbone)
+        except ConfigError as error:
+            unprepared = str(error)
+        self.why_not["padded"] = self._probe("padded")
+        self.why_not["packed"] = unprepared or self._probe("packed")
+        self.why_not["shared"] = self.why_not["packed"] or self._probe("shared")
 
     @classmethod
     def load(cls, path: str, *, dtype: str = "float32", attention: str = "sdpa", temperature: float = 1.0) -> Self:
@@ -60,72 +73,90 @@ class Policy:
 
     def choose(self, rows: Sequence[Row]) -> Way:
         """The cheapest way for these rows."""
-        total = sum(map(len, rows))
-        if len(rows) > 1 and self.why_not_shared is None and shared_prefix(rows) * (len(rows) - 1) >= SHARING_PAYS * total:
-            return "shared"
-        return "packed" if len(rows) > 1 and self.why_not_packed is None else "plain"
+        if len(rows) < 2:
+            return "plain"
+        if self.why_not["shared"] is None:
+            whole = sum(map(len, rows))
+            if whole - len(plant([row.ids for row in rows])) >= SHARING_PAYS * whole:
+                return "shared"
+        return next((way for way in ("packed", "padded") if self.why_not[way] is None), "plain")
+
+    def pack(self, rows: Sequence[Row], budget: int, way: Way | None = None) -> list[list[int]]:
+        """Row numbers in micro-batches of at most `budget` ids; where beginnings are shared, those count once."""
+        plain = pack([len(row) for row in rows], budget)
+        if self.why_not["shared"] is not None or way not in (None, "shared"):
+            return plain
+        shared = pack_shared([row.ids.numpy() for row in rows], budget, grain=GRAIN)
+        return shared if way == "shared" or len(shared) < len(plain) or len(plain) == 1 else plain
 
     def logprobs(self, rows: Sequence[Row], way: Way | None = None) -> list[Tensor]:
         """For each row, float32[k] of its k trained ids. Raises `ConfigError` for a way that this model cannot go."""
         way = way or self.choose(rows)
-        why = {"packed": self.why_not_packed, "shared": self.why_not_shared}.get(way)
-        if why is not None:
+        if (why := self.why_not[way]) is not None:
             raise ConfigError(f"{type(self.model).__name__} cannot take {way} rows: {why}")
         return self._logprobs(rows, way)
 
-    def _logprobs(self, rows: Sequence[Row], way: Way) -> list[Tensor]:
+    def _logprobs(self, rows: Sequence[Row], way: Way, grain: int = GRAIN) -> list[Tensor]:
         match way:
             case "plain":
-                hidden = [self._hidden(row.ids)[0, row.places - 1] for row in rows]
+                hidden = [self._hidden(row.ids[None])[0, row.places - 1] for row in rows]
+            case "padded":
+                hidden = self._padded(rows)
             case "packed":
-                hidden = self._packed(rows)
+                hidden = self._grown(rows, plant([row.ids for row in rows], grain=None))
             case "shared":
-                hidden = self._shared(rows)
+                hidden = self._grown(rows, plant([row.ids for row in rows], grain=grain))
         targets = torch.cat([row.targets for row in rows]).to(self.device)
         found = token_logprobs(torch.cat(hidden), self.head_weight, targets, temperature=self.temperature)
         return list(found.split([len(row.places) for row in rows]))  # type: ignore[no-untyped-call]
 
     def _hidden(self, ids: Tensor, **more: Any) -> Tensor:
-        more.setdefault("use_cache", False)
-        hidden: Tensor = self.backbone(input_ids=ids[None].to(self.device), **more).last_hidden_state
+        """float[b, n, d] of int64[b, n]."""
+        hidden: Tensor = self.backbone(input_ids=ids.to(self.device), use_cache=False, **more).last_hidden_state
         return hidden
 
-    def _packed(self, rows: Sequence[Row]) -> list[Tensor]:
-        positions = torch.cat([torch.arange(len(row)) for row in rows])[None].to(self.device)
-        hidden = self._hidden(torch.cat([row.ids for row in rows]), position_ids=positions)[0]
-        return [part[row.places - 1] for part, row in zip(hidden.split([len(row) for row in rows]), rows, strict=True)]  # type: ignore[no-untyped-call]
+    def _padded(self, rows: Sequence[Row]) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for rectangle in rectangles([row.ids for row in rows]):
+            hidden = self._hidden(rectangle.places)
+            found.update((number, part[rows[number].places - 1]) for number, part in zip(rectangle.numbers, hidden, strict=True))
+        return [found[number] for number in range(len(rows))]
 
-    def _shared(self, rows: Sequence[Row]) -> list[Tensor]:
-        """The last id of the prefix goes with the rests: the first trained id is predicted from it."""
-        length = shared_prefix(rows) - 1
-        if length < 1:
-            return self._packed(rows) if self.why_not_packed is None else [self._hidden(row.ids)[0, row.places - 1] for row in rows]
-        from transformers import DynamicCache
+    def _grown(self, rows: Sequence[Row], forest: Forest) -> list[Tensor]:
+        """The mask says nothing: one of four dimensions is handed on as it is, so that no mask over all pairs is made."""
+        forest = forest.to(self.device)
+        layout = Layout(forest, self._kernel())
+        nothing = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        more = {FOREST: layout, "position_ids": forest.positions[None], "attention_mask": nothing}
+        hidden = self._hidden(forest.ids[None], **more)[0]
+        return [hidden[path[row.places.to(path.device) - 1]] for path, row in zip(forest.paths, rows, strict=True)]
 
-        prefix = DynamicCache()
-        self._hidden(rows[0].ids[:length], cache=prefix, use_cache=True)
-        found = []
-        for row in rows:
-            cache = DynamicCache()
-            for index, layer in enumerate(prefix.layers):
-                cache.update(layer.keys, layer.values, index)
-            positions = torch.arange(length, len(row))[None].to(self.device)
-            hidden = self._hidden(row.ids[length:], cache=cache, use_cache=True, position_ids=positions)
-            found.append(hidden[0, row.places - 1 - length])
-        return found
+    def _kernel(self) -> Kernel | None:
+        key = (self.device, self.head_weight.dtype)
+        if key not in self._kernels:
+            config: Any = self.backbone.config
+            config = config.get_text_config()
+            heads = int(config.num_attention_heads)
+            groups = int(getattr(config, "num_key_value_heads", None) or heads)
+            size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+            self._kernels[key] = kernel_for(*key, heads, groups, size)
+        return self._kernels[key]
 
     def _probe(self, way: Way) -> str | None:
         """Tries the way on rows of a few ids. A leak is told by the same row after two different ones: same shapes and same arithmetic, so
-        what it does not see cannot change it even in the last bit."""
+        what it does not see cannot change it even in the last bit. It comes last in any order that a way may take."""
         size = self.head_weight.shape[0]
         common = torch.arange(6) * 7 % size
-        first, second, other = (_probe_row(torch.cat([common, (torch.arange(9) * step + step) % size])) for step in (3, 11, 5))
+        first, other, second = (
+            _probe_row(torch.cat([common, torch.tensor([begin]), (torch.arange(8) * step + step) % size]))
+            for begin, step in ((0, 3), (min(1, size - 2), 5), (size - 1, 11))
+        )
         was_training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
                 plain = self._logprobs([second], "plain")[0]
-                after_first, after_other = (self._logprobs([before, second], way)[1] for before in (first, other))
+                after_first, after_other = (self._logprobs([before, second], way, grain=1)[1] for before in (first, other))
         except (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             return f"its forward pass refuses them ({error})"
         finally:
