@@ -19,14 +19,24 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def adamw(groups: list[dict[str, Any]], **how: Any) -> torch.optim.AdamW:
-    """Of the parameters in `groups`: PyTorch's own where all of them are float32 or better, else `MasterAdamW`."""
+    """Of the parameters in `groups`: `WideAdamW` where all of them are float32 or better, else `MasterAdamW`."""
     halves = any(one.dtype in HALVES for group in groups for one in group["params"])
-    return MasterAdamW(groups, **how) if halves else torch.optim.AdamW(groups, **how)
+    return MasterAdamW(groups, **how) if halves else WideAdamW(groups, **how)
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The tensors that it steps, in its order: where the batch's gradient is, to be clipped."""
     return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+class WideAdamW(torch.optim.AdamW):
+    """PyTorch's own, which also sees that a state is of its kind."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises `ValueError` for a state with masters: the weights beside it are rounded ones."""
+        if state_dict.get("masters"):
+            raise ValueError("it was saved by a run in bfloat16; this one is in float32")
+        super().load_state_dict(state_dict)
 
 
 class MasterAdamW(torch.optim.AdamW):

@@ -1,0 +1,275 @@
+"""A policy from a folder or a hub name: whole or with a LoRA adapter, in the number format asked for, on the device that is there.
+
+Knows no optimiser, no rollout and no other process. Formats:
+
+* `float32`: weights, arithmetic and optimiser in float32.
+* `bfloat16`: weights and arithmetic in bfloat16, as the engine has them, so that the two agree; what is trained has float32 masters
+  (`polar.train.optimizer`), LoRA adapters are float32 themselves.
+* `float64`: for proofs.
+
+A LoRA policy (Hu et al. 2021, arXiv:2106.09685) is its own reference: `reference_of` is the same model with its adapter turned off, not a
+second copy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from polar.errors import ConfigError
+from polar.train.policy import Policy, Way
+from polar.train.rows import Row
+
+Dtype = Literal["float32", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """A LoRA adapter: `W + alpha / r * B A`, with A: [r, in] and B: [out, r]; B starts at 0, so the policy starts as the base."""
+
+    r: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    """Above 0 the trainer's log-probabilities are not the engine's, which has none: for SFT, not for RL."""
+    target_modules: str | Sequence[str] = "all-linear"
+    """Names of modules, or `all-linear`: every linear layer but the LM head."""
+
+    def __post_init__(self) -> None:
+        if self.r < 1 or self.alpha <= 0:
+            raise ValueError("LoRA's r is 1 or more and its alpha over 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError("LoRA's dropout is in [0, 1)")
+
+
+def load_policy(
+    model: str,
+    *,
+    dtype: str = "float32",
+    attention: str = "sdpa",
+    lora: LoraSettings | None = None,
+    adapter: Path | str | None = None,
+    gradient_checkpointing: bool = False,
+    temperature: float = 1.0,
+    device: str | torch.device | None = None,
+    trainable: bool = True,
+) -> Policy:
+    """A policy whose trainable weights are those that are to be trained: all, or those of the adapter.
+
+    `model`: a folder in Hugging Face's format, or a hub name. `lora` starts a new adapter; `adapter` is a folder with a saved one, which
+    goes on as it was saved (`lora` is then not looked at). `device` of `None`: this process's GPU, if it has one. `trainable=False`: a
+    frozen policy, for a reference. Raises `ConfigError`, which says what to write instead, for a model that is not there or is no causal
+    LM, a format or attention that it cannot be had in, and a LoRA target that it has not.
+    """
+    loaded = load_model(
+        model,
+        dtype=dtype,
+        attention=attention,
+        lora=lora,
+        adapter=adapter,
+        gradient_checkpointing=gradient_checkpointing,
+        device=device,
+        trainable=trainable,
+    )
+    return Policy(loaded, temperature=temperature)
+
+
+def load_model(
+    model: str,
+    *,
+    dtype: str = "float32",
+    attention: str = "sdpa",
+    lora: LoraSettings | None = None,
+    adapter: Path | str | None = None,
+    gradient_checkpointing: bool = False,
+    device: str | torch.device | None = None,
+    trainable: bool = True,
+) -> Any:
+    """The model of `load_policy`: of transformers, or peft's around one."""
+    base = _base(model, _dtype(dtype), attention, resolve_device(device))
+    if adapter is not None:
+        base = _with_saved_adapter(base, Path(adapter), trainable)
+    elif lora is not None:
+        base = _with_new_adapter(base, lora)
+    _check_head(base)
+    if gradient_checkpointing:
+        checkpoint_gradients(base)
+    if not trainable:
+        base.requires_grad_(False)
+    base.train(trainable)
+    return base
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def checkpoint_gradients(model: Any) -> None:
+    """Layers keep only their inputs and run again in the backward pass (Chen et al. 2016, arXiv:1604.06174)."""
+    if not getattr(model, "supports_gradient_checkpointing", True):
+        raise ConfigError(f"{type(model).__name__} has no gradient checkpointing: set gradient_checkpointing to false")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.20 and later call it activation_checkpointing_enable
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+class WithoutAdapter(Policy):
+    """The base of a LoRA policy: the same weights, the adapter turned off while it is asked."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.__dict__.update(policy.__dict__)
+        self.policy = policy
+
+    def logprobs(self, rows: Sequence[Row], way: Way | None = None) -> list[Tensor]:
+        with self.model.disable_adapter():
+            return self.policy.logprobs(rows, way)
+
+
+def is_lora(policy: Policy) -> bool:
+    return hasattr(policy.model, "disable_adapter")
+
+
+def reference_of(policy: Policy, model: str, **how: Any) -> Policy:
+    """The policy that a KL term is against: `policy` without its adapter, or, where it is trained whole, a frozen copy of `model`, with
+    the settings `how` of `load_policy`."""
+    if is_lora(policy):
+        return WithoutAdapter(policy)
+    return load_policy(model, temperature=policy.temperature, trainable=False, **how)
+
+
+def merged_weights(model: Any) -> dict[str, Tensor]:
+    """The weights that the policy computes with, by their names in the base: each adapted one with its `alpha / r * B A` added in float32
+    and rounded once. A new dictionary; the model and its adapter stay as they are. Without an adapter, just its weights."""
+    if not hasattr(model, "disable_adapter"):
+        return dict(model.state_dict())
+    added = {
+        name: layer.get_delta_weight(model.active_adapter)
+        for name, layer in model.get_base_model().named_modules()
+        if hasattr(layer, "get_delta_weight") and model.active_adapter in layer.lora_A
+    }
+    weights: dict[str, Tensor] = {}
+    for name, value in model.get_base_model().state_dict().items():
+        if ".lora_" in name:
+            continue
+        layer = name.removesuffix(".base_layer.weight")
+        if layer != name and layer in added:
+            delta = added[layer]
+            wide = torch.promote_types(torch.float32, value.dtype)
+            value = (value.to(wide) + delta.to(wide)).to(value.dtype)
+        weights[name.replace(".base_layer.", ".")] = value
+    return weights
+
+
+def save_merged(model: Any, folder: Path) -> None:
+    """A model without an adapter that computes what this one does, for an engine or a user."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.save_pretrained(folder, state_dict=merged_weights(model))
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in get_args(Dtype):
+        hint = ": its range is too small for gradients without loss scaling; use bfloat16" if name in ("float16", "fp16", "half") else ""
+        raise ConfigError(f"dtype {name!r} is not one to train in{hint} (one of {', '.join(get_args(Dtype))})")
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _base(name: str, dtype: torch.dtype, attention: str, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    _check_place(name)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, attn_implementation=attention, device_map={"": device}, output_loading_info=True
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ConfigError(_why_not_loaded(name, attention, error)) from error
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"{name} lacks weights of a {type(model).__name__} ({_some(missing)}); they would be random. "
+            "Is it a base model without its LM head, or another format?"
+        )
+    if wrong := sorted(str(one[0]) for one in report["mismatched_keys"]):
+        raise ConfigError(f"{name}: shapes of weights are not those of its config.json ({_some(wrong)})")
+    return model
+
+
+def _check_place(name: str) -> None:
+    """A folder that is none is said before anybody asks the hub for it."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            adapter = (path / "adapter_config.json").is_file()
+            raise ConfigError(
+                f"{name} holds a LoRA adapter, not a model: name the base as the model, and this folder as the adapter"
+                if adapter
+                else f"{name} has no config.json: it is not a model in Hugging Face's format"
+            )
+        return
+    if path.exists():
+        raise ConfigError(f"{name} is a file; a model is a folder with config.json and *.safetensors")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ConfigError(f"there is no folder {name}")
+
+
+def _why_not_loaded(name: str, attention: str, error: Exception) -> str:
+    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "Unrecognized configuration class" in said or "AutoModelForCausalLM" in said:
+        return f"{name} is not a causal language model that transformers knows: {said}"
+    if "attn_implementation" in str(error) or "flash" in str(error).lower() or "sdpa" in said.lower():
+        return f"attention {attention!r} cannot be had for {name} here: {said} (sdpa comes with PyTorch)"
+    if not Path(name).is_dir():
+        return (
+            f"{name} is no folder here, and the Hugging Face hub did not give it: {said} "
+            "Download it where there is a network (`hf download`), and name the folder"
+        )
+    return f"{name} cannot be loaded: {said}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _with_new_adapter(base: Any, lora: LoraSettings) -> Any:
+    peft = _peft()
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, bias="none"
+    )
+    try:
+        return peft.get_peft_model(base, config)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, one in base.named_modules() if isinstance(one, torch.nn.Linear)})
+        raise ConfigError(f"lora.target_modules {targets!r} fits no layer of {type(base).__name__}; it has {', '.join(names)}") from error
+
+
+def _with_saved_adapter(base: Any, folder: Path, trainable: bool) -> Any:
+    peft = _peft()
+    if not (folder / "adapter_config.json").is_file():
+        raise ConfigError(f"{folder} has no adapter_config.json: it holds no adapter")
+    try:
+        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"the adapter in {folder} does not fit {type(base).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def _check_head(model: Any) -> None:
+    """The head's weight is used as it is (`Policy.head_weight`): what an adapter adds to it would be left out without a word."""
+    for part in (model.get_output_embeddings(), model.get_input_embeddings()):
+        if hasattr(part, "base_layer") or hasattr(part, "modules_to_save"):
+            raise ConfigError("a LoRA adapter of the LM head or the embeddings is not supported: leave them out of lora.target_modules")
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError("LoRA needs peft: pip install 'polar-rl[train]'") from error
+    return peft

@@ -1,0 +1,304 @@
+"""A policy is loaded as asked, or refused with what to write; an adapter trains alone, is its own reference, and goes on bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from polar.errors import ConfigError
+from polar.train.checkpoints import RunState, latest, restore, save
+from polar.train.learner import Learner, Optimisation
+from polar.train.loading import LoraSettings, WithoutAdapter, is_lora, load_policy, merged_weights, reference_of, save_merged
+from polar.train.loss import Loss
+from polar.train.policy import Policy
+from polar.train.rows import Row
+
+VOCABULARY = 61
+HOW = Optimisation(lr=1e-2, token_budget=40)
+LORA = LoraSettings(r=4, alpha=8.0)
+
+
+def config(**more: Any) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=128,
+        **{"tie_word_embeddings": True, **more},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config()).save_pretrained(place)
+    return str(place)
+
+
+def batch(seed: int, count: int = 5, common: int = 0) -> list[Row]:
+    generator = torch.Generator().manual_seed(seed)
+    prefix = torch.randint(0, VOCABULARY, (common,), generator=generator)
+    rows = []
+    for number in range(count):
+        ids = torch.cat([prefix, torch.randint(0, VOCABULARY, (12 + number,), generator=generator)])
+        places = torch.arange(common + 6, len(ids))
+        rows.append(Row(ids, places, torch.full((len(places),), -4.0), torch.full((len(places),), 0.02), 1.0 - number * 0.5))
+    return rows
+
+
+def weights(policy: Policy) -> list[torch.Tensor]:
+    return [one.detach().clone() for one in policy.model.parameters()]
+
+
+def trained(policy: Policy) -> list[torch.Tensor]:
+    return [one.detach().clone() for one in policy.model.parameters() if one.requires_grad]
+
+
+# ---- what is loaded
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_model_is_in_the_format_asked_for(folder: str, dtype: str) -> None:
+    policy = load_policy(folder, dtype=dtype)
+    assert {one.dtype for one in policy.model.parameters()} == {getattr(torch, dtype)}
+    assert policy.model.training
+    assert all(one.requires_grad for one in policy.model.parameters())
+
+
+def test_a_frozen_policy_has_nothing_to_train(folder: str) -> None:
+    policy = load_policy(folder, trainable=False, temperature=0.7)
+    assert not any(one.requires_grad for one in policy.model.parameters())
+    assert not policy.model.training
+    assert policy.temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dtype": "float16"}, "loss scaling; use bfloat16"),
+        ({"dtype": "int4"}, "one of float32, bfloat16, float64"),
+        ({"attention": "flash_attention_2"}, "attention 'flash_attention_2' cannot be had"),
+        ({"attention": "magic"}, "attention 'magic' cannot be had"),
+        ({"lora": LoraSettings(target_modules=("query",))}, "it has down_proj, gate_proj"),
+        ({"lora": LoraSettings(target_modules=("q_proj", "lm_head"))}, "LM head"),
+        ({"lora": LoraSettings(target_modules=("embed_tokens",))}, "LM head or the embeddings"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_to_write(folder: str, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_policy(folder, **settings)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "a/b/c"])
+def test_a_folder_that_is_not_there_is_never_asked_of_the_hub(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        load_policy(name)
+
+
+def test_a_hub_name_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"is no folder here, and the Hugging Face hub did not give it.*hf download"):
+        load_policy("nobody/no-such-model")
+
+
+def test_folders_of_other_kinds_are_named(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        load_policy(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        load_policy(str(tmp_path / "file"))
+    load_policy(folder, lora=LORA).model.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="holds a LoRA adapter"):
+        load_policy(str(tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match="holds no adapter"):
+        load_policy(folder, adapter=folder)
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}))
+    with pytest.raises(ConfigError, match="not a causal language model"):
+        load_policy(str(encoder))
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path, folder: str) -> None:
+    shutil.copytree(folder, tmp_path / "half")
+    file = tmp_path / "half" / "model.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if "layers.1." not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks weights of a Qwen3ForCausalLM .*layers.1.* more"):
+        load_policy(str(tmp_path / "half"))
+
+
+# ---- bfloat16
+
+
+def test_small_updates_are_not_rounded_away_in_bfloat16(folder: str) -> None:
+    """200 steps of 1e-5 move a weight of 0.02 by a tenth; each alone is far below bfloat16's last place."""
+    how = Optimisation(lr=1e-5, weight_decay=0.0, max_grad_norm=1e9)
+    wide, narrow = Learner(load_policy(folder), how), Learner(load_policy(folder, dtype="bfloat16"), how)
+    start = weights(narrow.policy)
+    for number in range(200):
+        wide.step(batch(number % 3, 2))
+        narrow.step(batch(number % 3, 2))
+    moved = torch.cat([(a.float() - b.float()).flatten() for a, b in zip(weights(narrow.policy), start, strict=True)])
+    expected = torch.cat([(a - b.float()).flatten() for a, b in zip(weights(wide.policy), start, strict=True)])
+    masters = torch.cat([one.detach().flatten() - s.float().flatten() for one, s in zip(_in_order(narrow), start, strict=True)])
+    assert float(torch.nn.functional.cosine_similarity(masters, expected, dim=0)) > 0.9
+    assert float((moved - masters).abs().max()) < float(torch.cat([s.float().flatten() for s in start]).abs().max()) * 2**-8
+
+
+def _in_order(learner: Learner) -> list[torch.Tensor]:
+    masters = {id(parameter): master for parameter, master in learner.optimizer.pairs}  # type: ignore[attr-defined]
+    return [masters[id(one)] for one in learner.policy.model.parameters()]
+
+
+def test_gradients_of_micro_batches_add_up_in_float32(folder: str) -> None:
+    learner = Learner(load_policy(folder, dtype="bfloat16"), HOW)
+    for _ in range(2):
+        sum(one.sum() for one in learner.policy.logprobs(batch(1))).backward()  # type: ignore[union-attr]
+    assert all(one.grad is None for one in learner.policy.model.parameters())
+    assert {one.grad.dtype for one in learner.parameters if one.grad is not None} == {torch.float32}
+    twice = [one.grad.clone() for one in learner.parameters if one.grad is not None]
+    learner.optimizer.zero_grad()
+    sum(one.sum() for one in learner.policy.logprobs(batch(1))).backward()  # type: ignore[union-attr]
+    for ours, once in zip(twice, learner.parameters, strict=True):
+        assert once.grad is not None
+        assert torch.equal(ours, once.grad * 2)
+
+
+def test_a_bfloat16_checkpoint_is_not_taken_for_a_float32_one(tmp_path: Path, folder: str) -> None:
+    wide = Learner(load_policy(folder), HOW)
+    wide.step(batch(1))
+    place = save(tmp_path, wide, RunState(1, 1))
+    with pytest.raises(ConfigError, match="saved by a run in float32"):
+        restore(place, Learner(load_policy(str(place / "model"), dtype="bfloat16"), HOW))
+    narrow = Learner(load_policy(folder, dtype="bfloat16"), HOW)
+    narrow.step(batch(1))
+    place = save(tmp_path, narrow, RunState(2, 2))
+    with pytest.raises(ConfigError, match="saved by a run in bfloat16"):
+        restore(place, Learner(load_policy(str(place / "model")), HOW))
+
+
+# ---- LoRA
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_new_adapter_starts_as_the_base_and_trains_alone(folder: str, dtype: str) -> None:
+    base, policy = load_policy(folder, dtype=dtype), load_policy(folder, dtype=dtype, lora=LORA)
+    assert is_lora(policy)
+    assert not is_lora(base)
+    names = [name for name, one in policy.model.named_parameters() if one.requires_grad]
+    assert names
+    assert all("lora_" in name for name in names)
+    assert {one.dtype for one in policy.model.parameters() if one.requires_grad} == {torch.float32}
+    rows = batch(3)
+    for ours, theirs in zip(policy.logprobs(rows), base.logprobs(rows), strict=True):
+        assert torch.equal(ours, theirs)
+    frozen = [one.detach().clone() for one in policy.model.parameters() if not one.requires_grad]
+    Learner(policy, HOW).step(rows)
+    after = [one for one in policy.model.parameters() if not one.requires_grad]
+    assert all(torch.equal(a, b) for a, b in zip(frozen, after, strict=True))
+
+
+def test_an_adapter_turned_off_is_the_reference(folder: str) -> None:
+    policy = load_policy(folder, lora=LORA)
+    reference = reference_of(policy, folder)
+    assert isinstance(reference, WithoutAdapter)
+    rows = batch(4)
+    before = [one.detach() for one in policy.logprobs(rows)]
+    learner = Learner(policy, HOW, Loss(beta=0.1), reference)
+    first = learner.step(rows)
+    learner.step(rows)
+    last = learner.step(rows)
+    assert first.kl == 0
+    assert last.kl > 0
+    for ours, start in zip(reference.logprobs(rows), before, strict=True):
+        assert torch.equal(ours.detach(), start)
+    assert not torch.equal(policy.logprobs(rows)[0].detach(), before[0])
+
+
+def test_a_whole_policys_reference_is_a_frozen_copy(folder: str) -> None:
+    policy = load_policy(folder, temperature=0.5)
+    reference = reference_of(policy, folder)
+    assert reference.temperature == 0.5
+    assert not any(one.requires_grad for one in reference.model.parameters())
+    assert reference.model is not policy.model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_run_goes_on_bit_for_bit(tmp_path: Path, folder: str, dtype: str, lora: LoraSettings | None) -> None:
+    torch.manual_seed(7)
+    straight = Learner(load_policy(folder, dtype=dtype, lora=lora), HOW)
+    for number in range(5):
+        straight.step(batch(number))
+    torch.manual_seed(7)
+    learner = Learner(load_policy(folder, dtype=dtype, lora=lora), HOW)
+    for number in range(5):
+        learner.step(batch(number))
+        save(tmp_path, learner, RunState(number + 1, number + 1), keep=1)
+        place = latest(tmp_path)
+        assert place is not None
+        saved = {"model": folder, "adapter": place / "model"} if lora else {"model": str(place / "model")}
+        learner = Learner(load_policy(dtype=dtype, **saved), HOW)  # type: ignore[arg-type]
+        restore(place, learner)
+    assert all(torch.equal(a, b) for a, b in zip(weights(straight.policy), weights(learner.policy), strict=True))
+    files = {file.name for file in (place / "model").iterdir()}
+    assert ("adapter_model.safetensors" in files) == (lora is not None)
+    assert ("model.safetensors" in files) == (lora is None)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_merged_model_computes_the_same_and_leaves_the_policy_alone(tmp_path: Path, tied: bool) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config(tie_word_embeddings=tied)).save_pretrained(tmp_path / "base")
+    policy = load_policy(str(tmp_path / "base"), lora=LORA)
+    learner, rows = Learner(policy, HOW), batch(5)
+    learner.step(rows)
+    learner.step(rows)
+    before = weights(policy)
+    save_merged(policy.model, tmp_path / "merged")
+    assert all(torch.equal(a, b) for a, b in zip(weights(policy), before, strict=True))
+    merged = load_policy(str(tmp_path / "merged"))
+    assert not is_lora(merged)
+    for ours, theirs in zip(policy.logprobs(rows), merged.logprobs(rows), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert set(merged_weights(policy.model)) == set(merged.model.state_dict())
+
+
+# ---- gradient checkpointing
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_gradient_checkpointing_changes_no_gradient(folder: str, lora: LoraSettings | None) -> None:
+    rows = batch(6, common=30)
+    learners = []
+    for checkpointing in (False, True):
+        torch.manual_seed(1)
+        policy = load_policy(folder, dtype="float64", lora=lora, gradient_checkpointing=checkpointing)
+        learners.append(Learner(policy, HOW))
+        learners[-1].step(rows)
+        learners[-1].step(rows)
+    for ours, theirs in zip(*(weights(one.policy) for one in learners), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_gradient_checkpointing_never_loses_a_shared_prefix(folder: str) -> None:
+    """Layers put no keys and values into a cache while they train under it."""
+    policy, rows = load_policy(folder, gradient_checkpointing=True), batch(6, common=64)
+    assert policy.choose(rows) == "shared"
+    for ours, plain in zip(policy.logprobs(rows), policy.logprobs(rows, "plain"), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-5)
