@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from polar import __version__
 from polar.chat import JsonObject
 from polar.export.spec import Spec
@@ -34,6 +36,7 @@ def manifest(state: State, spec: Spec) -> JsonObject:
         "sessions": _sessions(state),
         "rows": _rows(state),
         "tokens": tokens,
+        "models": models(state),
         "acceptance": acceptance(state),
         "splits": _splits(state, spec),
         "files": [
@@ -66,6 +69,12 @@ def acceptance(state: State) -> list[JsonObject]:
     if others[0]:
         lines.append(_line("(others)", int(others[0]), int(others[1]), others[2] / others[0]))
     return lines
+
+
+def models(state: State) -> list[JsonObject]:
+    """What sampled the rows: model, hashes of its tokenizer and template, renderer, and in how many sessions; the most first."""
+    query = "SELECT facts, sessions FROM models ORDER BY sessions DESC, facts"
+    return [{**orjson.loads(facts), "sessions": sessions} for facts, sessions in state.db.execute(query)]
 
 
 def _line(source: str, graded: int, taken: int, mean: float) -> JsonObject:

@@ -193,10 +193,15 @@ class _Run:
         self.sampled += trajectory.sampled
         for line in trajectory.ledger:
             self.state.count_ledger(line.reason, line.tokens)
+        written = 0
         for trace in trajectory.traces:
             reason = self._refused(trace) or self._write(trace, planned)
             if reason is not None:
                 self.state.drop_row(reason, trace.trained)
+            else:
+                written += 1
+        for model in trajectory.builder["models"] if written else ():
+            self.state.count_model(orjson.dumps(model, option=orjson.OPT_SORT_KEYS))
 
     def _refused(self, trace: Trace) -> str | None:
         spec = self.spec

@@ -18,7 +18,7 @@ import orjson
 from polar.errors import ConfigError
 from polar.export.facts import Facts
 
-VERSION = "1"
+VERSION = "2"
 BATCH = 256
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -38,6 +38,7 @@ CREATE TABLE rows (split TEXT NOT NULL, messages INTEGER NOT NULL, turns INTEGER
     trained INTEGER NOT NULL);
 CREATE TABLE dropped (reason TEXT PRIMARY KEY, rows INTEGER NOT NULL, tokens INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE ledger (reason TEXT PRIMARY KEY, tokens INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE models (facts TEXT PRIMARY KEY, sessions INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -159,6 +160,10 @@ class State:
         self.db.execute(
             "INSERT INTO ledger VALUES (?, ?) ON CONFLICT (reason) DO UPDATE SET tokens = tokens + excluded.tokens", (reason, tokens)
         )
+
+    def count_model(self, facts: bytes) -> None:
+        """One more session with rows of the model that these facts (JSON) name."""
+        self.db.execute("INSERT INTO models VALUES (?, 1) ON CONFLICT (facts) DO UPDATE SET sessions = sessions + 1", (facts.decode(),))
 
     def add_part(self, part: Part) -> None:
         self.db.execute(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from polar.chat import JsonObject
 from polar.errors import ConfigError
 from polar.export.facts import KEYS, Facts
+from polar.records import Completion
 from polar.store.base import Store
 from polar.trajectory.breaks import Decoder
 from polar.trajectory.builders import builder
 from polar.trajectory.credit import Policy, credit
 from polar.trajectory.forest import Forest
 from polar.trajectory.row import Trajectory
+
+_RENDERED_BY = ("tokenizer_hash", "template_hash", "renderer", "thinking_retention")
 
 
 class Maker:
@@ -45,9 +49,17 @@ class Maker:
         async for completion in store.completions(session.id):
             forest.add(completion)
         trajectory = self._builder.build(forest, session, tokenizer=self._tokenizer)
+        trajectory = replace(trajectory, builder=trajectory.builder | {"models": models(forest.records())})
         if self._policy == "per_row" and facts.row_rewards is None:
             return trajectory
         try:
             return credit(trajectory, facts.reward, self._policy, facts.row_rewards or () if self._policy == "per_row" else ())
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+
+def models(completions: Iterable[Completion]) -> list[JsonObject]:
+    """What sampled these completions, each once: whose ids they are (`tokenizer_hash`) and what rendered their prompts. `None` where the
+    engine rendered and did not say."""
+    found = {(one.model, *(one.provenance.get(name) for name in _RENDERED_BY)) for one in completions}
+    return [dict(zip(("model", *_RENDERED_BY), one, strict=True)) for one in sorted(found, key=lambda one: tuple(map(str, one)))]
