@@ -5,6 +5,9 @@ from __future__ import annotations
 from export_samples import Write, solved
 
 
+RENDERED = {"template_hash": "tt", "renderer": "qwen3", "thinking_retention": "all"}
+
+
 async def test_the_manifest_names_the_models_of_the_rows(write: Write) -> None:
     talks = [solved(f"s{i}", created=i, reward=1.0) for i in range(3)]
     talks.append(solved("unrewarded", created=9))
@@ -19,6 +22,6 @@ async def test_the_manifest_names_the_models_of_the_rows(write: Write) -> None:
                 }
     manifest, _ = await write(talks, form="tokens")
     assert manifest["models"] == [
-        {"model": "words", "tokenizer_hash": "aa", "template_hash": "tt", "renderer": "qwen3", "thinking_retention": "all", "sessions": 2},
+        {"model": "words", "tokenizer_hash": "aa", **RENDERED, "sessions": 2},
         {"model": "words", "tokenizer_hash": None, "template_hash": None, "renderer": None, "thinking_retention": None, "sessions": 1},
     ]
