@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from export_samples import Write, solved
 
-
 RENDERED = {"template_hash": "tt", "renderer": "qwen3", "thinking_retention": "all"}
 
 

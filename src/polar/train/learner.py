@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polar.train.loss import Loss, Terms, grpo_loss
+from polar.train.loss import Loss, Objective, Terms
 from polar.train.optimizer import adamw, stepped
 from polar.train.policy import Policy, Way
 from polar.train.rows import Row
@@ -82,10 +82,10 @@ class StepReport:
 class Learner:
     """The optimiser of a policy's trainable weights. `reference`: the policy that a KL term is against."""
 
-    def __init__(self, policy: Policy, how: Optimisation, loss: Loss | None = None, reference: Policy | None = None) -> None:
+    def __init__(self, policy: Policy, how: Optimisation, loss: Objective | None = None, reference: Policy | None = None) -> None:
         self.policy = policy
         self.how = how
-        self.loss = loss or Loss()
+        self.loss: Objective = loss or Loss()
         self.reference = reference
         if self.loss.beta and reference is None:
             raise ValueError("a KL term (beta) needs a reference policy")
@@ -187,14 +187,13 @@ class Learner:
         def joined(parts: Sequence[Tensor]) -> Tensor:
             return torch.cat(list(parts)).to(device, dtype)
 
-        return grpo_loss(
+        return self.loss.terms(
             new,
             joined([torch.full((len(row.places),), row.advantage) for row in chosen]),
             joined([row.weights for row in chosen]),
             joined([row.recorded for row in chosen]),
             old=None if old is None else joined([old[number] for number in part]),
             reference=None if reference is None else joined([reference[number] for number in part]),
-            how=self.loss,
         )
 
     def _logprobs_of(self, policy: Policy, rows: Sequence[Row], way: Way | None) -> list[Tensor]:

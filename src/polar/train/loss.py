@@ -17,6 +17,7 @@ step (the proximal one), and `recorded`, what the engine said when it sampled th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +42,38 @@ class Loss:
             raise ValueError("tis_cap must be over 0")
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ValueError("dual_clip must be over 1")
+
+    def terms(
+        self,
+        new: Tensor,
+        advantages: Tensor,
+        weights: Tensor,
+        recorded: Tensor,
+        *,
+        old: Tensor | None = None,
+        reference: Tensor | None = None,
+    ) -> Terms:
+        """`grpo_loss` with these settings."""
+        return grpo_loss(new, advantages, weights, recorded, old=old, reference=reference, how=self)
+
+
+class Objective(Protocol):
+    """What a learner makes smaller. `beta`: beyond 0, `terms` needs a reference's log-probabilities."""
+
+    @property
+    def beta(self) -> float: ...
+
+    def terms(
+        self,
+        new: Tensor,
+        advantages: Tensor,
+        weights: Tensor,
+        recorded: Tensor,
+        *,
+        old: Tensor | None = None,
+        reference: Tensor | None = None,
+    ) -> Terms:
+        """Of float[n], one entry a token, as of `grpo_loss`."""
 
 
 @dataclass(frozen=True, slots=True)
