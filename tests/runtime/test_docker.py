@@ -367,7 +367,7 @@ async def test_a_failing_build_says_its_end(containers: Containers, tmp_path: Pa
 
 
 async def test_an_image_that_is_not_there_is_named(containers: Containers) -> None:  # noqa: F811
-    with pytest.raises(SandboxError, match="localhost/no-such-image"):
+    with pytest.raises(ConfigError, match="localhost/no-such-image"):
         await containers.start(image="localhost/no-such-image")
 
 

@@ -19,7 +19,7 @@ from polar.runtime.container_config import body, options
 from polar.runtime.container_processes import HostView, Process, parsed, started_by
 from polar.runtime.docker import DockerRuntime
 from polar.runtime.folder_hash import folder_hash
-from polar.runtime.images import tagged
+from polar.runtime.images import no_such_image, tagged
 from polar.runtime.spec import DEFAULT_PIDS
 from polar.runtime.tail import Tail
 
@@ -251,3 +251,22 @@ def test_a_folder_s_hash_is_of_its_content(tmp_path: Path) -> None:
     (other / "link").unlink()
     (other / "link").symlink_to("sub")
     assert folder_hash(other) != before
+
+
+@pytest.mark.parametrize(
+    ("said", "missing"),
+    [
+        ("manifest for nope:1 not found: manifest unknown: manifest unknown", True),
+        ("pull access denied for nope, repository does not exist or may require 'docker login': denied", True),
+        ("reading manifest latest in docker.io/library/nope: requested access to the resource is denied", True),
+        ('short-name "nope" did not resolve to an alias and no unqualified-search registries are defined', True),
+        ('failed to resolve reference "docker.io/library/alpine:9": docker.io/library/alpine:9: not found', True),
+        ("no matching manifest for linux/arm64/v8 in the manifest list entries", True),
+        ("toomanyrequests: You have reached your pull rate limit", False),
+        ("Get https://registry-1.docker.io/v2/: dial tcp: lookup registry-1.docker.io: no such host", False),
+        ("received unexpected HTTP status: 503 Service Unavailable", False),
+        ("pulling the image x: the daemon does not answer (Connection reset)", False),
+    ],
+)  # fmt: skip
+def test_an_image_that_is_not_there_is_told_from_a_registry_that_is_not(said: str, missing: bool) -> None:
+    assert no_such_image(f"pulling the image nope: {said}") is missing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polar.errors import SandboxError
+from polar.errors import ConfigError, SandboxError
 from polar.runtime import Place, RuntimeSpec, Step, create
 from polar.runtime.prepare import prepare
 from polar.testing.runtime import Answer, Command, FakeRuntime
@@ -78,12 +78,12 @@ async def test_a_step_whose_attempts_run_out_fails(runtime: FakeRuntime, monkeyp
     ],
 )
 async def test_a_missing_source_is_named(runtime: FakeRuntime, tmp_path: Path, step: Step, says: str) -> None:
-    with pytest.raises(SandboxError, match=says):
+    with pytest.raises(ConfigError, match=says):
         await prepare(runtime, [step], task_folder=tmp_path)
 
 
 async def test_a_relative_source_needs_a_task_folder(runtime: FakeRuntime) -> None:
-    with pytest.raises(SandboxError, match="the task has no folder"):
+    with pytest.raises(ConfigError, match="the task has no folder"):
         await prepare(runtime, [Step(type="upload_file", source="x", target="x")], task_folder=None)
 
 

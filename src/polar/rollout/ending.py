@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -21,6 +21,9 @@ from polar.trajectory.text import well_formed
 
 ACTIVE = ("dispatching", "accepted")
 """States of an attempt that the session waits for."""
+
+SETTINGS = "config"
+"""The error code of an attempt that failed by what its task asks for: an image or a file that is not there, a setting that cannot be."""
 
 BACKOFF_S = (1.0, 30.0)
 """Before a session is tried again: doubles from the first to the second."""
@@ -169,8 +172,15 @@ def cancel(tx: Transaction, task: Row[Any], rows: Sequence[Row[Any]], code: str,
     return len(ended)
 
 
-def attempt_failed(tx: Transaction, task: Row[Any], session: Row[Any], attempt: Row[Any], end: str, failure: Ending) -> None:
-    """The session's current attempt failed by infrastructure: another one, on another node if there is one, or the session's end."""
+def attempt_failed(
+    tx: Transaction, task: Row[Any], session: Row[Any], attempt: Row[Any], end: str, failure: Ending, *, hopeless: bool = False
+) -> None:
+    """The session's current attempt failed by infrastructure: another one, on another node if there is one, or the session's end.
+
+    By its task's settings (`SETTINGS`) it would fail again everywhere, and so would the rest of its group: it ends, and with it those that
+    wait. But where a session of the task has done well, it is this node that is set up differently: then others are tried. `hopeless`: no
+    other attempt may do better, for another reason.
+    """
     error = (failure.error or "").encode("utf-8", "replace")
     tx.connection.execute(
         update(attempts)
@@ -180,7 +190,8 @@ def attempt_failed(tx: Transaction, task: Row[Any], session: Row[Any], attempt: 
         )
     )
     failures = session.failures + 1
-    final = failures >= task.max_attempts
+    whole_group = failure.error_code == SETTINGS and not task.good
+    final = failures >= task.max_attempts or whole_group or hopeless
     tx.emit(
         "session.attempt_failed",
         task.name,
@@ -199,8 +210,15 @@ def attempt_failed(tx: Transaction, task: Row[Any], session: Row[Any], attempt: 
         values |= {"state": "waiting", "status": "REGISTERED", "attempt": session.attempt + 1, "not_before": tx.now + wait}
     tx.connection.execute(update(sessions).where(sessions.c.id == session.id).values(**values))
     if final:
-        finish(tx, task, [(session, failure)])
+        finish(tx, task, [(session, failure), *(_with_it(tx, task, session, failure) if whole_group else ())])
     tx.wake.add("schedule")
+
+
+def _with_it(tx: Transaction, task: Row[Any], session: Row[Any], failure: Ending) -> list[tuple[Row[Any], Ending]]:
+    """The other sessions of the group that have not begun, with the same end. Those that run find out by themselves."""
+    waiting = select(sessions).where(sessions.c.task == task.id, sessions.c.state == "waiting", sessions.c.id != session.id)
+    rows = tx.connection.execute(waiting.order_by(sessions.c.sample)).all()
+    return [(row, replace(failure, node=None, attempt=row.attempt, turns=0, sampled_tokens=0, body=None)) for row in rows]
 
 
 def _written(task: Row[Any], session: Row[Any], ending: Ending) -> SessionResult:

@@ -278,7 +278,8 @@ def returned(tx: Transaction, session: str, attempt: int, node: str, block_s: fl
 
 
 def refused(tx: Transaction, dispatch: Dispatch, why: str) -> None:
-    """The node will not run this session at all: an attempt that failed, so that another node gets it, or it ends with the reason."""
+    """The node will not run this session at all: an attempt that failed, so that another node gets it, or it ends with the reason. At once
+    where every node that there is has refused it."""
     here = (attempts.c.session == dispatch.session, attempts.c.number == dispatch.attempt)
     attempt = tx.connection.execute(select(attempts).where(*here)).first()
     if attempt is None or attempt.state == "ended":
@@ -290,4 +291,7 @@ def refused(tx: Transaction, dispatch: Dispatch, why: str) -> None:
     task = tx.connection.execute(select(tasks).where(tasks.c.id == session.task)).one()
     error = f"the node {dispatch.node!r} refused the session: {why}"
     ending = Ending("ERROR", "infrastructure", "dispatch_refused", error, node=dispatch.node, attempt=dispatch.attempt)
-    attempt_failed(tx, task, session, attempt, "failed", ending)
+    query = select(attempts.c.node).where(attempts.c.session == dispatch.session, attempts.c.code == ending.error_code)
+    refusing = {dispatch.node, *tx.connection.execute(query).scalars()}
+    others = {one.id for one in candidates(tx, None) if one.runs(session.backend)} - refusing
+    attempt_failed(tx, task, session, attempt, "failed", ending, hopeless=not others)

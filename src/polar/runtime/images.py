@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tarfile
 import tempfile
 from pathlib import Path
 from typing import IO, Literal
 
-from polar.errors import SandboxError
+from polar.errors import ConfigError, SandboxError
 from polar.runtime.base_image import BASE_IMAGE, BUILD_S, Progress, alone, build, build_base, cache_folder, present
 from polar.runtime.daemon import Daemon, discover, said
 from polar.runtime.folder_hash import folder_hash, inside
@@ -36,7 +37,11 @@ async def ensure(
     progress: Progress | None = None,
 ) -> str:
     """The reference of an image that the daemon has: `image` (pulled where it is missing), or built from the folder `build_context`
-    (once for each content), or the base image (made where it is missing). Raises `SandboxError` with the daemon's own words."""
+    (once for each content), or the base image (made where it is missing).
+
+    Raises `ConfigError` where there is no such image (or no Dockerfile) and no second try could find it; `SandboxError`, with the daemon's
+    own words, for whatever else goes wrong: a daemon or a registry that does not answer, a build that fails.
+    """
     say = progress or (lambda _: None)
     if build_context is not None:
         return await _built(daemon, build_context, say)
@@ -44,7 +49,7 @@ async def ensure(
         return await build_base(daemon, progress=progress)
     if pull == "always" or not await present(daemon, image):
         if pull == "never" or image.startswith("localhost/"):
-            raise SandboxError(f"the image {image} is not on this machine, and is none that could be pulled: build it first")
+            raise ConfigError(f"runtime.image: the image {image} is not on this machine, and is none that could be pulled: build it first")
         async with alone(image):
             if pull == "always" or not await present(daemon, image):
                 await _pull(daemon, image, say)
@@ -58,7 +63,7 @@ def tagged(image: str) -> str:
 
 async def _built(daemon: Daemon, folder: Path, say: Progress) -> str:
     if not await asyncio.to_thread((folder / "Dockerfile").is_file):
-        raise SandboxError(f"runtime.build_context: there is no Dockerfile in {folder}")
+        raise ConfigError(f"runtime.build_context: there is no Dockerfile in {folder}")
     tag = f"{BUILT}:{await asyncio.to_thread(folder_hash, folder)}"
     async with alone(tag):
         if not await present(daemon, tag):
@@ -80,10 +85,28 @@ def _pack(folder: Path, file: IO[bytes]) -> None:
 
 async def _pull(daemon: Daemon, image: str, say: Progress) -> None:
     last = ""
-    with said(f"pulling the image {image}"):
-        async with asyncio.timeout(BUILD_S):
-            async for chunk in daemon.docker.images.pull(tagged(image), stream=True):
-                status = str(chunk.get("status", ""))
-                if status and status != last:
-                    last = status
-                    say(f"{image}: {status}")
+    try:
+        with said(f"pulling the image {image}"):
+            async with asyncio.timeout(BUILD_S):
+                async for chunk in daemon.docker.images.pull(tagged(image), stream=True):
+                    status = str(chunk.get("status", ""))
+                    if status and status != last:
+                        last = status
+                        say(f"{image}: {status}")
+    except SandboxError as error:
+        if no_such_image(str(error)):
+            raise ConfigError(f"runtime.image: {error}") from error
+        raise
+
+
+_NO_SUCH_IMAGE = re.compile(
+    r"manifest unknown|name unknown|repository does not exist|requested access to the resource is denied|invalid reference format"
+    r"|short-name .* did not resolve|failed to resolve reference .*: not found$|no matching manifest for|no image found in",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def no_such_image(message: str) -> bool:
+    """Whether a daemon's words mean that the registry has answered and there is no such image, or none for this machine. (Registries hide
+    what is private, so both are denied in the same words.)"""
+    return _NO_SUCH_IMAGE.search(message) is not None

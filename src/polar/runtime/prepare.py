@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from polar.errors import SandboxError, UnsafePath
+from polar.errors import ConfigError, SandboxError, UnsafePath
 from polar.runtime.base import ExecResult, Runtime
 from polar.runtime.spec import Step
 
@@ -14,8 +14,8 @@ from polar.runtime.spec import Step
 async def prepare(runtime: Runtime, steps: Sequence[Step], *, task_folder: Path | None, log: Path | None = None) -> None:
     """Runs the steps. Relative sources are relative to `task_folder`. `log` gets every step with all its output.
 
-    Raises `SandboxError` that names the step, its exit code and the end of its output, after the step's last attempt. Waiting between
-    attempts starts at `retry_backoff` seconds and doubles.
+    Raises `SandboxError` that names the step, its exit code and the end of its output, after the step's last attempt, and `ConfigError` at
+    once where its source is not there. Waiting between attempts starts at `retry_backoff` seconds and doubles.
     """
     for number, step in enumerate(steps, 1):
         name = f"prepare step {number} of {len(steps)} ({_told(step)})"
@@ -45,12 +45,12 @@ async def _attempt(runtime: Runtime, step: Step, task_folder: Path | None, log: 
         source = Path(step.source or "")
         if not source.is_absolute():
             if task_folder is None:
-                return f"the source {step.source!r} is relative, and the task has no folder"
+                raise ConfigError(f"{name}: the source {step.source!r} is relative, and the task has no folder")
             source = task_folder / source
         if step.type == "upload_file" and not source.is_file():
-            return f"there is no file {source}"
+            raise ConfigError(f"{name}: there is no file {source}")
         if step.type == "upload_dir" and not source.is_dir():
-            return f"there is no folder {source}"
+            raise ConfigError(f"{name}: there is no folder {source}")
         async with asyncio.timeout(step.timeout_seconds):
             await runtime.upload(source, step.target or "")
     except TimeoutError:

@@ -164,6 +164,52 @@ async def test_a_refusal_counts_as_an_attempt_and_ends_with_the_nodes_words(tmp_
         assert "as told" in result["error"]
 
 
+async def test_a_session_that_every_node_refuses_is_not_tried_again(tmp_path: Path) -> None:
+    nodes = [StubNode("a"), StubNode("b")]
+    for one in nodes:
+        one.refuse = 422
+    async with stub_rollouts(tmp_path, nodes) as (_, url), http(url) as client:
+        await submit(client, max_attempts=20)
+        result = (await ended(client))["results"][0]
+    assert (result["error_code"], result["attempt"]) == ("dispatch_refused", 1)
+
+
+async def test_a_tasks_wrong_settings_end_its_group_at_once(tmp_path: Path) -> None:
+    async def play(request: SessionDispatchRequest) -> SessionResult:
+        return broken(request, "config", error="there is no image x")
+
+    nodes = [StubNode(name, play=play, max_run_workers=1, metrics={"capacity": 1}) for name in ("a", "b")]
+    async with stub_rollouts(tmp_path, nodes) as (_, url), http(url) as client:
+        await submit(client, samples=8, max_attempts=5)
+        status = await ended(client)
+    assert status["counts"] == {"infrastructure": 8, "open": 0}
+    assert {(one["error_code"], one["error"], one["reward"]) for one in status["results"]} == {("config", "there is no image x", None)}
+    assert {one["attempt"] for one in status["results"]} == {0}
+    assert sum(len(node.dispatched) for node in nodes) < 8
+
+
+async def test_settings_that_are_right_elsewhere_are_tried_there(tmp_path: Path) -> None:
+    first = asyncio.Event()
+
+    async def works(request: SessionDispatchRequest) -> SessionResult:
+        return graded(request)
+
+    async def lacks(request: SessionDispatchRequest) -> SessionResult:
+        await first.wait()
+        return broken(request, "config", error="there is no image x")
+
+    here, there = StubNode("a", play=works, max_run_workers=1), StubNode("b", play=lacks, max_run_workers=1)
+    async with stub_rollouts(tmp_path, [here, there]) as (_, url), http(url) as client:
+        await submit(client, samples=2)
+
+        async def one_is_done() -> bool:
+            return bool((await client.get("/rollout/task/t")).json()["completed_sessions"])
+
+        await until(one_is_done)
+        first.set()
+        assert (await ended(client))["counts"] == {"graded": 2, "open": 0}
+
+
 async def test_failures_of_the_infrastructure_go_to_another_node(tmp_path: Path) -> None:
     bad, good = StubNode("a-bad", play=breaks, max_run_workers=4), StubNode("b-good", max_run_workers=1)
     async with stub_rollouts(tmp_path, [bad, good]) as (_, url), http(url) as client:

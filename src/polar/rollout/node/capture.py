@@ -38,7 +38,7 @@ class Capture:
 
     @classmethod
     async def open(cls, gateway: Gateway, request: SessionDispatchRequest, harness: str) -> Capture:
-        """Raises `StoreError`, and `ConfigError` for settings that the gateway refuses or an attempt that it has seen before."""
+        """Raises `ConfigError` for settings that the gateway refuses, `StoreError` where the session cannot be kept or its name was had."""
         served = gateway.models.find(request.agent.model_name or "")
         budgets = {
             name: value
@@ -65,7 +65,7 @@ class Capture:
                 kind=request.kind, settings=settings, metadata=metadata, session_id=request.attempt_id
             )
         except ValueError as error:
-            raise ConfigError(f"the attempt {request.attempt_id} has run at this gateway before: {error}") from error
+            raise StoreError(f"the attempt {request.attempt_id} has run at this gateway before: {error}") from error
         except StoreError:
             raise
         except CallError as error:
