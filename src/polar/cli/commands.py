@@ -20,6 +20,7 @@ from polar.cli.serve import serve, serve_gateway, serve_rollout
 from polar.cli.session import app as session_app
 from polar.cli.tasks import app as tasks_app
 from polar.cli.trace import app as trace_app
+from polar.cli.train import train
 
 app = typer.Typer(
     name="polar",
@@ -32,6 +33,7 @@ app.command()(gateway)
 app.command()(engine)
 app.command()(demo)
 app.command()(run)
+app.command()(train)
 app.command()(serve)
 app.command("serve_rollout")(serve_rollout)
 app.command("serve_gateway")(serve_gateway)

@@ -1,8 +1,7 @@
 """`train.yaml`: what `polar train` does. Everything but the model and the tasks has a working default.
 
 The schema only, and no torch: a wrong setting is said before anything heavy is loaded. Values of the algorithm are those of
-`polar.train.advantages`, `weights`, `loss` and `learner`, whose docstrings say what each does and where it is from; `make_advantage()`, `make_loss()`
-and `make_optimisation()` hand them on.
+`polar.train.advantages`, `weights`, `loss` and `learner`, whose docstrings say what each does and where it is from.
 """
 
 from __future__ import annotations
@@ -77,15 +76,13 @@ class EngineSection(EngineConfig):
 
     urls: list[str] = Field(default_factory=list)
     """Empty: the embedded engine."""
-    threads: int | None = Field(default=None, ge=1)
-    """Of the embedded engine."""
 
     @property
     def embedded(self) -> bool:
         return not self.urls
 
     def for_gateway(self, urls: list[str]) -> EngineConfig:
-        return EngineConfig.model_validate({**self.model_dump(exclude={"threads"}), "urls": urls})
+        return EngineConfig.model_validate({**self.model_dump(), "urls": urls})
 
 
 def _engine(value: Any) -> Any:
@@ -105,8 +102,8 @@ class RolloutSection(_Strict):
     """Sessions at the same time on the run's own node."""
     runtime: Annotated[RuntimeSpec, _short("backend")] = Field(default_factory=lambda: RuntimeSpec(backend="local"))
     """`runtime: docker` is short for `runtime: {backend: docker}`."""
-    timeout_seconds: float = Field(default=600.0, gt=0)
-    """The agent's, where its task says nothing."""
+    timeout_seconds: float | None = Field(default=None, gt=0)
+    """The agent's; `None`: what the task says."""
     max_turns: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     """Sampled tokens of a session."""
@@ -218,14 +215,19 @@ class CheckpointsSection(_Strict):
 
 
 class SyncSection(_Strict):
-    """How new weights reach engines that the run did not start itself."""
+    """How new weights reach the engines (`polar.train.sync`), which the gateways of the rollout service's nodes name."""
 
-    gateways: dict[str, str] = Field(default_factory=dict)
-    """Control URL to admin token of gateways to pause and to tell the policy version; empty: those of the rollout service's nodes."""
-    drain_seconds: float = Field(default=600.0, ge=0)
+    drain_seconds: float = Field(default=120.0, ge=0)
     """How long calls in flight may go on before the weights change."""
+    on_slow: Literal["interrupt", "fail"] = "interrupt"
+    """What becomes of calls that take longer: ended and begun anew with the new weights, or the run stops."""
+    load_seconds: float = Field(default=600.0, gt=0)
     folder: str | None = None
-    """Where weights are written for the engines, on a disk that they see too; `None`: in the run's output."""
+    """Where weights are written for the engines, on a disk that they see, too; `None`: in the run's folder."""
+    mount: tuple[str, str] | None = None
+    """A folder of this machine, and the same as the engines see it, where the two differ."""
+    adapter: str | None = None
+    """With LoRA: engines get the adapter alone, served under this name; `None`: they get it merged into the model."""
 
 
 class TrainConfig(_Strict):
@@ -258,7 +260,8 @@ class TrainConfig(_Strict):
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     checkpoints: CheckpointsSection = Field(default_factory=CheckpointsSection)
     sync: SyncSection = Field(default_factory=SyncSection)
-    metrics: list[Writer] = Field(default_factory=lambda: ["jsonl"])
+    metrics: list[Writer] = Field(default_factory=list)
+    """Beside `metrics.jsonl`, which there is always."""
     shuffle_rewards: bool = False
     """A control: rewards are shuffled within each group, so nothing can be learned from them."""
 

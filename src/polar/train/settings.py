@@ -22,7 +22,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 def overlaid(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Raises `ConfigError` for an override that is none."""
-    result = _copied(settings)
+    result: dict[str, Any] = _copied(settings)
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals or not name.strip():

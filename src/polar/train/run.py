@@ -1,0 +1,196 @@
+"""A run from its settings: puts the parts together, starts what they need, trains, and ends all of it.
+
+    from polar.train import TrainConfig, train
+    summary = train(TrainConfig(model="tiny-qwen3", tasks="demo", steps=3))
+
+Started again with the same output folder, it goes on where its last checkpoint is. Under `torchrun` or `accelerate launch` every process
+calls this; rank 0 leads, the others follow its learner (`polar.train.parallel`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polar.tokens.tokenizer import load_tokenizer
+from polar.train import checkpoints, world
+from polar.train.checkpoints import RunState
+from polar.train.config import TrainConfig
+from polar.train.curriculum import split
+from polar.train.evaluation import Evaluations, Outcome
+from polar.train.folder import RunFolder, opened
+from polar.train.learner import Learner
+from polar.train.loading import LoraSettings, reference_of
+from polar.train.metrics import open_metrics
+from polar.train.parallel import Parallel, join
+from polar.train.progress import Progress, Silent
+from polar.train.requests import Requests
+from polar.train.source import RecordedSource, ServiceSource
+from polar.train.sync import Control, EngineAt, Exports, Gateways, Syncer
+from polar.train.trainer import Parts, Summary, Trainer
+
+Tell = Callable[[Outcome], None]
+
+
+def train(config: TrainConfig, *, progress: Progress | None = None, tell: Tell = lambda outcome: None) -> Summary | None:
+    """Trains until the run is done or stopped (SIGINT, SIGTERM). `tell` hears of each evaluation that is made.
+
+    `None` on ranks that follow. Raises `PolarError`: `ConfigError` for settings that do not fit each other or the machine, `NotTrainable`
+    where what comes cannot be trained on, and what the parts raise.
+    """
+    with join() as group:
+        if not group.leads:
+            group.follow(make_learner(config, group, group.broadcast(None)))
+            return None
+        with opened(config) as folder:
+            place = group.broadcast(checkpoints.latest(folder.path / "checkpoints"))
+            learner = make_learner(config, group, place)
+            return asyncio.run(_train(config, folder, learner, place, progress or Silent(), tell))
+
+
+async def _train(config: TrainConfig, folder: RunFolder, learner: Learner, place: Path | None, progress: Progress, tell: Tell) -> Summary:
+    state = RunState() if place is None else checkpoints.restore(place, learner)
+    if folder.begun:
+        progress.say(f"going on in {folder.path} after step {state.batches}" + ("" if place else ": it has no checkpoint yet"))
+    else:
+        progress.say(f"everything goes to {folder.path}")
+    async with AsyncExitStack() as stack:
+        metrics = stack.enter_context(
+            open_metrics(folder.path, config.metrics, resumed_step=state.batches if place else -1, config=config.model_dump(mode="json"))
+        )
+        parts = await stack.enter_async_context(_parts(config, folder, learner, metrics, progress, tell))
+        trainer = Trainer(config, parts, folder.path, state)
+        with stopping(trainer.stop, progress):
+            return await trainer.run()
+
+
+@asynccontextmanager
+async def _parts(
+    config: TrainConfig, folder: RunFolder, learner: Learner, metrics: Any, progress: Progress, tell: Tell
+) -> AsyncIterator[Parts]:
+    if config.recorded is not None:
+        yield Parts(learner, RecordedSource(Path(config.recorded)), metrics, progress=progress)
+        return
+    assert config.tasks is not None
+    requests = Requests(config, *split(config.tasks))
+    if config.rollout.url is None:  # before anything is started; a service elsewhere checks what it knows
+        requests.check()
+    base = model_folder(config.model.name)
+    here = await asyncio.to_thread(Path(base).is_dir)  # a hub's name is none
+    tokenizer = load_tokenizer(Path(base)) if here else None
+    async with world.entered(config, base, requests.harnesses, folder.rollout, progress.say) as running:
+        syncer = Syncer(
+            [_control(running.url, running.token)],
+            _engines(config),
+            drain_s=config.sync.drain_seconds,
+            on_slow=config.sync.on_slow,
+            load_timeout_s=config.sync.load_seconds,
+            adapter=config.sync.adapter,
+        )
+        try:
+            yield Parts(
+                learner,
+                ServiceSource(running.client, requests.training, folder.run_id, hear=lambda result: progress.session()),
+                metrics,
+                sync=syncer,
+                exports=Exports(
+                    Path(config.sync.folder or folder.weights),
+                    tokenizer=Path(base) if tokenizer is not None else None,
+                    adapter_only=config.sync.adapter is not None,
+                ),
+                evaluate=_evaluations(config, folder, running, requests, progress, tell) if requests.evaluated else None,
+                progress=progress,
+                tokenizer_hash=tokenizer.hash if tokenizer is not None else None,
+                template_hash=tokenizer.template_hash if tokenizer is not None else None,
+            )
+        finally:
+            await syncer.aclose()
+
+
+def _evaluations(
+    config: TrainConfig, folder: RunFolder, running: world.World, requests: Requests, progress: Progress, tell: Tell
+) -> Evaluations:
+    sessions = requests.evaluated * config.evaluation.samples
+    return Evaluations(
+        running.client,
+        requests.evaluated,
+        requests.evaluation,
+        folder.run_id,
+        folder.evaluations,
+        passed=config.evaluation.passed,
+        ks=config.evaluation.k,
+        hear=lambda step, done: progress.evaluating(step, done, sessions),
+        tell=tell,
+    )
+
+
+def _control(url: str, token: str | None) -> Gateways:
+    return Control(url, token)
+
+
+def _engines(config: TrainConfig) -> list[EngineAt] | None:
+    """Those of the settings; `None`: those that the gateways name."""
+    engine, mount = config.engine, config.sync.mount
+    return None if engine.embedded else [EngineAt(url, engine.kind, engine.api_key, mount) for url in engine.urls]
+
+
+def model_folder(name: str) -> str:
+    """The folder of a model that Polar knows by name, else `name` as it is: a folder, or a hub name."""
+    from polar.engine.models import known_models
+
+    known = known_models()
+    return str(known[name]()) if name in known else name
+
+
+def make_learner(config: TrainConfig, group: Parallel, place: Path | None = None) -> Learner:
+    """The policy and its optimiser, new or with the weights of the checkpoint at `place` (`checkpoints.restore` does the rest). All ranks
+    call it."""
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
+    model, base = config.model, model_folder(config.model.name)
+    how: dict[str, Any] = {"dtype": model.dtype, "attention": model.attention, "gradient_checkpointing": model.gradient_checkpointing}
+    adapter: dict[str, Any] = {}
+    if model.lora is not None:
+        adapter = {"lora": LoraSettings(**model.lora.model_dump())} if place is None else {"adapter": place / "model"}
+    path = base if place is None or model.lora is not None else str(place / "model")
+    policy = group.load(path, temperature=config.temperature, **how, **adapter)
+    loss = config.make_loss()
+    reference = reference_of(policy, base, dtype=model.dtype, attention=model.attention) if loss.beta else None
+    return group.learner(policy, config.make_optimisation(), loss, reference)
+
+
+@contextlib.contextmanager
+def stopping(stop: Callable[[], None], progress: Progress) -> Iterator[None]:
+    """The first SIGINT or SIGTERM calls `stop`; the second ends the process as if nothing were listening."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def restore() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    def heard() -> None:
+        restore()
+        progress.say("stopping: what is being done is finished, and a checkpoint written; the same signal again ends it at once")
+        stop()
+
+    try:
+        for number in numbers:
+            loop.add_signal_handler(number, heard)
+    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread: whoever called us hears the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        restore()
