@@ -18,6 +18,7 @@ from polar.cli.run import run
 from polar.cli.sandboxes import gc, ps
 from polar.cli.serve import serve, serve_gateway, serve_rollout
 from polar.cli.session import app as session_app
+from polar.cli.sft import sft
 from polar.cli.tasks import app as tasks_app
 from polar.cli.trace import app as trace_app
 from polar.cli.train import train
@@ -42,6 +43,7 @@ app.command()(gc)
 app.command()(drift)
 app.command()(rebuild)
 app.command()(export)
+app.command()(sft)
 register_rollout(app)
 app.add_typer(session_app, name="session")
 app.add_typer(harness_app, name="harness")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from polar.train.loading import save_model
 from polar.train.loss import Loss, Objective, Terms
 from polar.train.optimizer import adamw, stepped
 from polar.train.policy import Policy, Way
@@ -149,7 +150,7 @@ class Learner:
 
     def save_model(self, folder: Path) -> None:
         """What `load_policy` takes: the whole model, or the adapter alone."""
-        self.policy.model.save_pretrained(folder)
+        save_model(self.policy.model, folder)
 
     def optimizer_state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
@@ -197,11 +198,17 @@ class Learner:
         )
 
     def _logprobs_of(self, policy: Policy, rows: Sequence[Row], way: Way | None) -> list[Tensor]:
+        """Without dropout, if there is any."""
         found: list[Tensor | None] = [None] * len(rows)
-        with torch.no_grad():
-            for part in policy.pack(rows, self.how.token_budget, way):
-                for number, values in zip(part, policy.logprobs([rows[number] for number in part], way), strict=True):
-                    found[number] = values.detach()
+        was_training = policy.model.training
+        policy.model.eval()
+        try:
+            with torch.no_grad():
+                for part in policy.pack(rows, self.how.token_budget, way):
+                    for number, values in zip(part, policy.logprobs([rows[number] for number in part], way), strict=True):
+                        found[number] = values.detach()
+        finally:
+            policy.model.train(was_training)
         return [values for values in found if values is not None]
 
 

@@ -1,0 +1,400 @@
+"""Supervised fine-tuning: a warm start on exported rows, with the policy, the packing, the optimiser and the checkpoints of GRPO.
+
+What a step makes smaller is the mean cross-entropy over its trained tokens. The order of rows, the batches and every sum depend on settings
+and data alone, so a run that was killed and goes on from its last checkpoint ends in the same weights as one that was not.
+
+    <output>/sft.json       settings, and what the data was
+    <output>/metrics.jsonl  one line a step
+    <output>/checkpoints/   where it goes on from
+    <output>/model/         at its end: a model that engines load, with its tokenizer; with LoRA merged, and the adapter in adapter/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polar.engine.models import resolve
+from polar.errors import ConfigError
+from polar.tokens.tokenizer import load_tokenizer
+from polar.train import checkpoints
+from polar.train.checkpoints import RunState
+from polar.train.learner import Learner, Optimisation, StepReport
+from polar.train.loading import LoraSettings, is_lora, save_merged
+from polar.train.loss import Terms
+from polar.train.metrics import Metrics, open_metrics
+from polar.train.parallel import join
+from polar.train.rows import Row
+from polar.train.sft_config import SftConfig
+from polar.train.sft_data import Rows, Sample, batches, read_rows, splits_of
+
+SETTINGS = "sft.json"
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+ADAPTER = "adapter"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
+    "added_tokens.json", "vocab.json", "merges.txt",
+)  # fmt: skip
+"""What stands beside the weights and is not trained."""
+_VALIDATION = ("validation", "test")
+_SAY_EVERY_S = 10.0
+_RATE_AFTER_STEPS = 3
+"""The first steps warm caches up; the first rate is said after so many."""
+
+Say = Callable[[str], None]
+
+
+class CrossEntropy:
+    """The objective: weight times negative log-probability. Advantages, recorded log-probabilities and a reference mean nothing here."""
+
+    beta = 0.0
+
+    def terms(
+        self,
+        new: Tensor,
+        advantages: Tensor,
+        weights: Tensor,
+        recorded: Tensor,
+        *,
+        old: Tensor | None = None,
+        reference: Tensor | None = None,
+    ) -> Terms:
+        """All float[n], one entry a token."""
+        zero = torch.zeros((), dtype=new.dtype, device=new.device)
+        return Terms(-(weights * new).sum(), torch.count_nonzero(weights), *[zero] * 5)
+
+
+@dataclass(frozen=True, slots=True)
+class SftReport:
+    """`losses`: of the validation split, by step; step 0 is before training. `finished`: not stopped before its last step."""
+
+    finished: bool
+    steps: int
+    loss: float | None
+    """Of the last step that this process took; `None`: it took none."""
+    losses: dict[int, float]
+    tokens_per_second: float
+    model: Path | None
+
+
+def row_of(sample: Sample, weight: float) -> Row:
+    """A sample for the learner, each trained id with `weight`."""
+    places = torch.from_numpy(sample.mask.nonzero()[0])
+    ids = torch.from_numpy(sample.ids.astype("int64"))
+    return Row(ids, places, torch.zeros(len(places)), torch.full((len(places),), weight), 0.0, sample.place)
+
+
+def batch_of(samples: list[Sample]) -> list[Row]:
+    """Rows whose weights add up to 1 over all their trained ids: the batch's loss is their mean."""
+    trained = sum(int(sample.mask.sum()) for sample in samples)
+    return [row_of(sample, 1.0 / trained) for sample in samples]
+
+
+def run(config: SftConfig, *, say: Say = print, stop: Callable[[], bool] = lambda: False) -> SftReport:
+    """Trains from where `config.output` is to the end, or until `stop` says so after a step; then a checkpoint is there to go on from.
+
+    Raises `ConfigError` for data or a model that does not fit, and for a folder that holds another run. Under `torchrun`, all processes
+    call it; those that do not lead help and return a report that says nothing.
+    """
+    with join() as group, ExitStack() as stack:
+        work: _Work | None = None
+        if group.leads:
+            stack.enter_context(_locked(Path(config.output)))
+            work = _prepared(config, say)
+            if work.finished:
+                say(f"{config.output} holds this run, finished: nothing to do")
+                return SftReport(True, work.steps, None, {}, 0.0, work.output / MODEL)
+        start: _Loading | None = group.broadcast(None if work is None else work.loading)
+        if start is None:  # the leader had nothing to do, or an error to tell
+            return SftReport(False, 0, None, {}, 0.0, None)
+        torch.manual_seed(config.seed)
+        learner = group.learner(group.load(**start.model), start.optimisation, CrossEntropy())
+        if work is None:
+            group.follow(learner)
+            return SftReport(False, 0, None, {}, 0.0, None)
+        return _Run(config, work, learner, say, stop).all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What all processes need: arguments of `load_policy`, and how the optimiser goes."""
+
+    model: dict[str, Any]
+    optimisation: Optimisation
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the leader knows before the model is loaded. `place`: the checkpoint to go on from; `steps`: of the whole run."""
+
+    output: Path
+    source: Path
+    data: Rows
+    validation: Rows | None
+    steps: int
+    place: Path | None
+    finished: bool
+    loading: _Loading
+
+
+def _prepared(config: SftConfig, say: Say) -> _Work:
+    source, output = resolve(config.model), Path(config.output)
+    data, validation = _read(config, source, say)
+    lengths = [len(sample) for sample in data.samples]
+    steps = sum(len(batches(lengths, config.batch_tokens, epoch=epoch, seed=config.seed)) for epoch in range(config.epochs))
+    steps = min(steps, config.max_steps or steps)
+    _identify(output, config, data, validation)
+    place = checkpoints.latest(output / CHECKPOINTS)
+    finished = place is not None and checkpoints.load_run(place).batches >= steps and (output / MODEL).is_dir()
+    lora = None if config.lora is None else LoraSettings(**config.lora.model_dump())
+    saved = None if place is None else place / "model"
+    model: dict[str, Any] = {
+        "model": str(source if saved is None or lora is not None else saved),
+        "adapter": saved if lora is not None else None,
+        "lora": lora,
+        "dtype": config.dtype,
+        "attention": config.attention,
+        "gradient_checkpointing": config.gradient_checkpointing,
+    }
+    optimisation = Optimisation(
+        lr=config.lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        schedule=config.schedule,
+        warmup_steps=round(config.warmup_share * steps),
+        total_steps=steps,
+        max_grad_norm=config.max_grad_norm,
+        token_budget=config.token_budget,
+    )
+    return _Work(output, source, data, validation, steps, place, finished, _Loading(model, optimisation))
+
+
+def _read(config: SftConfig, source: Path, say: Say) -> tuple[Rows, Rows | None]:
+    from transformers import AutoConfig
+
+    data, shape = Path(config.data), AutoConfig.from_pretrained(str(source)).get_text_config()
+    tokenizer = load_tokenizer(source)
+    context = int(getattr(shape, "max_position_embeddings", 0) or 1 << 31)
+
+    def rows(split: str) -> Rows:
+        return read_rows(
+            data,
+            split,
+            tokenizer,
+            vocabulary=int(shape.vocab_size),
+            max_tokens=config.max_tokens or context,
+            renderer=config.renderer,
+            any_tokenizer=config.any_tokenizer,
+        )
+
+    names = splits_of(data)
+    watched = config.validation or next((name for name in _VALIDATION if name in names and name != config.split), "none")
+    found = {split: rows(split) for split in (config.split, watched) if split != "none"}
+    for split, one in found.items():
+        say(f"{split}: {len(one.samples):,} rows, {one.tokens:,} tokens, {one.trained:,} of them trained")
+        for reason, count in one.left_out.items():
+            say(f"{split}: {count:,} rows left out: {reason}")
+        if not one.samples:
+            raise ConfigError(f"{data}: there is nothing to train in the split {split}" if split == config.split else f"{split} is empty")
+    return found[config.split], found.get(watched)
+
+
+def _identify(output: Path, config: SftConfig, data: Rows, validation: Rows | None) -> None:
+    """Says what run the folder holds, or checks that it is this one. Raises `ConfigError` where it is not."""
+    mine = {**config.numbers(), "rows": data.fingerprint(), "validation_rows": None if validation is None else validation.fingerprint()}
+    place = output / SETTINGS
+    if place.is_file():
+        try:
+            theirs = json.loads(place.read_text())
+            changed = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"{place} is not of a run of polar sft: {error}") from error
+        if changed:
+            raise ConfigError(
+                f"{output} holds a run with another {', '.join(changed)}: go on with its own settings, or name another output"
+            )
+        return
+    temporary = place.with_name(f".{SETTINGS}.{os.getpid()}")
+    temporary.write_text(json.dumps(mine, indent=2) + "\n")
+    temporary.replace(place)
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """The folder, made, and this process's alone. Raises `ConfigError` where it holds something else or another process trains in it."""
+    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / SETTINGS).is_file())):
+        raise ConfigError(f"{output} exists and is no run of polar sft: name another folder")
+    output.mkdir(parents=True, exist_ok=True)
+    folder = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process trains in {output}") from None
+        yield
+    finally:
+        os.close(folder)
+
+
+class _Run:
+    """The loop of the leading process."""
+
+    def __init__(self, config: SftConfig, work: _Work, learner: Learner, say: Say, stop: Callable[[], bool]) -> None:
+        self.config = config
+        self.work = work
+        self.learner = learner
+        self.say = say
+        self.stop = stop
+        self.losses: dict[int, float] = {}
+        self.taken = 0
+        """Steps of this process."""
+        self.tokens = 0
+        self.seconds = 0.0
+        self._said = 0.0
+
+    def all(self) -> SftReport:
+        work, config = self.work, self.config
+        run = RunState() if work.place is None else checkpoints.restore(work.place, self.learner)
+        resumed = -1 if work.place is None else run.batches
+        report: StepReport | None = None
+        with open_metrics(work.output, config.metrics, resumed_step=resumed, config=config.numbers()) as metrics:
+            if run.batches:
+                self.say(f"going on after step {run.batches} of {work.steps}")
+            elif work.validation is not None:
+                metrics.log(0, {"validation_loss": self._validate(0)})
+            for epoch, samples, ends_epoch in self._batches(run.batches):
+                report = self._step(samples, metrics, run, epoch, ends_epoch)
+                stopping = self.stop() and run.batches < work.steps
+                if stopping or run.batches == work.steps or run.batches % config.checkpoint_every == 0:
+                    checkpoints.save(work.output / CHECKPOINTS, self.learner, run, keep=config.keep)
+                if stopping:
+                    self.say(f"stopped after step {run.batches} of {work.steps}; the same command goes on")
+                    return self._report(False, report)
+        self._save_model()
+        return self._report(True, report)
+
+    def _batches(self, done: int) -> Iterator[tuple[float, list[Sample], bool]]:
+        """What is left after `done` steps: epochs passed at the end of the step, its rows, and whether it is an epoch's last."""
+        lengths = [len(sample) for sample in self.work.data.samples]
+        step = 0
+        for epoch in range(self.config.epochs):
+            steps = batches(lengths, self.config.batch_tokens, epoch=epoch, seed=self.config.seed)
+            for number, rows in enumerate(steps, 1):
+                step += 1
+                if step > self.work.steps:
+                    return
+                if step > done:
+                    yield epoch + number / len(steps), [self.work.data.samples[row] for row in rows], number == len(steps)
+
+    def _step(self, samples: list[Sample], metrics: Metrics, run: RunState, epoch: float, ends_epoch: bool) -> StepReport:
+        started = time.monotonic()
+        report = self.learner.step(batch_of(samples))
+        seconds = time.monotonic() - started
+        tokens = sum(map(len, samples))
+        run.batches += 1
+        run.position = {"epoch": epoch}
+        self.taken += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        values = {
+            "loss": report.loss,
+            "epoch": epoch,
+            "lr": report.lr,
+            "grad_norm": report.grad_norm,
+            "trained_tokens": report.tokens,
+            "tokens": tokens,
+            "tokens_per_second": tokens / seconds,
+        }
+        if report.skipped:
+            values["skipped"] = 1
+            self.say(f"step {run.batches}: its gradient was not finite; the weights stay as they were")
+        every = self.config.evaluate_every
+        if self.work.validation is not None and ((run.batches % every == 0 if every else ends_epoch) or run.batches == self.work.steps):
+            values["validation_loss"] = self._validate(run.batches)
+        metrics.log(run.batches, values)
+        self._tell(run, report, epoch)
+        return report
+
+    def _tell(self, run: RunState, report: StepReport, epoch: float) -> None:
+        """The first step, the first rate, then now and then."""
+        now = time.monotonic()
+        if self.taken not in (1, _RATE_AFTER_STEPS) and now - self._said < _SAY_EVERY_S and run.batches < self.work.steps:
+            return
+        self._said = now
+        line = f"step {run.batches} of {self.work.steps}, epoch {epoch:.2f}: loss {report.loss:.4f}"
+        if self.taken >= _RATE_AFTER_STEPS:
+            left = (self.work.steps - run.batches) * self.seconds / self.taken
+            line += f", {self.tokens / self.seconds:,.0f} tokens/s" + (f", about {_duration(left)} left" if left else "")
+        self.say(line)
+
+    def _validate(self, step: int) -> float:
+        """The mean cross-entropy over the trained ids of the validation split."""
+        assert self.work.validation is not None
+        started = time.monotonic()
+        total, count = 0.0, 0
+        waiting: list[Row] = []
+        held = 0
+        for sample in self.work.validation.samples:
+            waiting.append(row_of(sample, 0.0))
+            held += len(sample)
+            if held >= self.config.batch_tokens:
+                total, count = _added(self.learner.logprobs(waiting), total, count)
+                waiting, held = [], 0
+        if waiting:
+            total, count = _added(self.learner.logprobs(waiting), total, count)
+        self.losses[step] = total / count
+        self.say(f"step {step}: validation loss {total / count:.4f} ({_duration(time.monotonic() - started)})")
+        return total / count
+
+    def _save_model(self) -> None:
+        """Beside its place, then renamed: a folder of that name is whole."""
+        output = self.work.output
+        self._replace(output / MODEL, lambda folder: save_merged(self.learner.policy.model, folder))
+        if is_lora(self.learner.policy):
+            self._replace(output / ADAPTER, self.learner.save_model)
+        self.say(f"the model is in {output / MODEL}")
+
+    def _replace(self, place: Path, write: Callable[[Path], None]) -> None:
+        making = place.with_name(f".{place.name}.{os.getpid()}")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir()
+        write(making)
+        for name in TOKENIZER_FILES:
+            if (self.work.source / name).is_file() and not (making / name).is_file():
+                shutil.copyfile(self.work.source / name, making / name)
+        shutil.rmtree(place, ignore_errors=True)
+        making.rename(place)
+
+    def _report(self, finished: bool, report: StepReport | None) -> SftReport:
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        return SftReport(
+            finished=finished,
+            steps=self.work.steps,
+            loss=None if report is None else report.loss,
+            losses=self.losses,
+            tokens_per_second=rate,
+            model=self.work.output / MODEL if finished else None,
+        )
+
+
+def _added(found: list[Tensor], total: float, count: int) -> tuple[float, int]:
+    values = torch.cat([one.double() for one in found])
+    return total - float(values.sum()), count + len(values)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
