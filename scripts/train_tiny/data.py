@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import datetime
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dialogues import dialogue
+from dialogues import codex_dialogue, dialogue
 from renderers import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
 from torch import Tensor
 
-from polar.tasks.files import FAMILIES, WORDS, instances
+from polar.tasks.files import FAMILIES, WORDS, FileTask, instances
 
 JsonObject = dict[str, Any]
 WIDTH = 256
+CONTENT = 0.5
+"""The share of dialogues under Codex of which only the content is learned."""
+TAIL = 120
+"""How much of a prompt's end stands in a part of it."""
 
 
 @dataclass(frozen=True)
 class Harness:
-    """What stands before the user's message: the recorded system text, its tools, and the paths in it that differ from run to run."""
+    """What stands before the instruction: the recorded messages and tools, and the paths in them that differ from run to run (so does the
+    date)."""
 
-    system: str
+    name: str
+    messages: list[JsonObject]
     tools: list[JsonObject]
     cwd: str
     root: str
 
-    def system_at(self, cwd: str, root: str) -> str:
-        return self.system.replace(self.root, root).replace(self.cwd, cwd)
+    def messages_at(self, cwd: str, root: str, day: str | None = None) -> list[JsonObject]:
+        """`day`: instead of every date, as in 2026-11-30; `None` leaves them."""
+        return [{**message, "content": self._at(message["content"], cwd, root, day)} for message in self.messages]
+
+    def _at(self, text: str, cwd: str, root: str, day: str | None) -> str:
+        text = text.replace(self.root, root).replace(self.cwd, cwd)
+        return text if day is None else re.sub(r"\b20\d\d-\d\d-\d\d\b", day, text)
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,9 @@ def random_paths(rng: random.Random) -> tuple[str, str]:
     user, project = rng.choice(WORDS), rng.choice(WORDS)
     cwd = rng.choice(
         (
+            "/workspace",
+            "/workspace",
+            "/workspace",
             f"/tmp/tmp{stamp}/work",
             f"/tmp/polar-{stamp}/{project}",
             f"/home/{user}/{project}",
@@ -73,12 +89,16 @@ def random_paths(rng: random.Random) -> tuple[str, str]:
     return cwd, root
 
 
-def prefix_ids(render: Qwen3Renderer, harness: Harness, cwd: str, root: str) -> list[int]:
-    """The ids of system and tools, up to the user's turn."""
-    messages = [{"role": "system", "content": harness.system_at(cwd, root)}, {"role": "user", "content": "x"}]
-    rendered = render.render(messages, tools=harness.tools)
-    first_user = next(index for index, owner in enumerate(rendered.message_indices) if owner == 1)
-    return list(rendered.token_ids[:first_user])
+def random_day(rng: random.Random) -> str:
+    return str(datetime.date(2026, 1, 1) + datetime.timedelta(days=rng.randrange(1500)))
+
+
+def prefix_ids(render: Qwen3Renderer, harness: Harness, cwd: str, root: str, day: str | None = None) -> list[int]:
+    """The ids of all that the harness says before the instruction, up to the instruction's turn."""
+    before = harness.messages_at(cwd, root, day)
+    rendered = render.render([*before, {"role": "user", "content": "x"}], tools=harness.tools)
+    instruction = next(index for index, owner in enumerate(rendered.message_indices) if owner == len(before))
+    return list(rendered.token_ids[:instruction])
 
 
 def row(render: Qwen3Renderer, messages: list[JsonObject], learned: set[int]) -> tuple[list[int], list[bool]]:
@@ -88,14 +108,31 @@ def row(render: Qwen3Renderer, messages: list[JsonObject], learned: set[int]) ->
     return list(rendered.token_ids), mask
 
 
+def content_row(render: Qwen3Renderer, tokenizer: Any, task: FileTask, rng: random.Random) -> tuple[list[int], list[bool]]:
+    """A right dialogue under Codex of which only what comes after the protocol's choice is learned: the command's words and all after.
+
+    So the model gets to know the commands well, and the odds of the protocol stay those of `KNOWN`.
+    """
+    ids, mask = row(render, *codex_dialogue(task, rng, kind="right"))
+    first = mask.index(True)
+    at = next(index for index in range(first, len(ids)) if '"cmd"' in tokenizer.decode(ids[first : index + 1]))
+    return ids, [learned and index > at for index, learned in enumerate(mask)]
+
+
 def packed(
-    render: Qwen3Renderer, rng: random.Random, families: tuple[str, ...], seed: int, failures: float
+    render: Qwen3Renderer, rng: random.Random, families: tuple[str, ...], seed: int, failures: float, name: str = "pi"
 ) -> Iterator[list[tuple[list[int], list[bool]]]]:
-    """Endless rows: whole dialogues, one after another, of at most `WIDTH` ids together."""
+    """Endless rows: whole dialogues under the harness `name`, one after another, of at most `WIDTH` ids together."""
     tasks = instances(seed, held_out=False, families=families)
     dialogues: list[tuple[list[int], list[bool]]] = []
     while True:
-        more = row(render, *dialogue(next(tasks), rng, failures=failures))
+        task = next(tasks)
+        if name == "pi":
+            more = row(render, *dialogue(task, rng, failures=failures))
+        elif rng.random() < CONTENT:
+            more = content_row(render, render._tokenizer, task, rng)
+        else:
+            more = row(render, *codex_dialogue(task, rng, failures=failures))
         if sum(len(ids) for ids, _ in dialogues) + len(more[0]) > WIDTH:
             yield dialogues
             dialogues = []
@@ -120,18 +157,28 @@ def collate(rows: list[list[tuple[list[int], list[bool]]]], prefix: list[int] | 
 
 
 def batches(
-    render: Qwen3Renderer, harness: Harness, *, rows: int, prefix: str, seed: int, failures: float, families: tuple[str, ...] = FAMILIES
+    render: Qwen3Renderer,
+    harnesses: Sequence[Harness],
+    *,
+    rows: int,
+    prefix: str,
+    seed: int,
+    failures: float,
+    families: tuple[str, ...] = FAMILIES,
 ) -> Iterator[Batch]:
-    """Endless batches of training instances. `prefix`: `none`, `part` (a random stretch of the harness's prompt) or `full`."""
+    """Endless batches of training instances, the harnesses in turn. `prefix`: `none`, `part` (a random stretch of the harness's prompt and
+    its end) or `full`."""
     rng = random.Random(seed)
-    stream = packed(render, rng, families, seed, failures)
+    streams = [packed(render, rng, families, seed + number, failures, one.name) for number, one in enumerate(harnesses)]
     while True:
-        made = [next(stream) for _ in range(rows)]
-        before: list[int] | None = None
-        if prefix != "none":
-            before = prefix_ids(render, harness, *random_paths(rng))
-            if prefix == "part":
-                length = rng.randint(64, 384)
-                start = rng.randrange(len(before) - length)
-                before = before[:3] + before[start : start + length]
-        yield collate(made, before)
+        for harness, stream in zip(harnesses, streams, strict=True):
+            made = [next(stream) for _ in range(rows)]
+            before: list[int] | None = None
+            if prefix != "none":
+                before = prefix_ids(render, harness, *random_paths(rng), random_day(rng))
+                if prefix == "part":
+                    length = rng.randint(64, 384)
+                    start = rng.randrange(len(before) - length)
+                    end = before[-TAIL:] if len(harnesses) > 1 else []
+                    before = before[:3] + before[start : start + length] + end
+            yield collate(made, before)

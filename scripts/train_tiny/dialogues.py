@@ -1,6 +1,10 @@
-"""The dialogues that the tiny model learns from: a file task, the calls that do it under Pi's tools, and what the tools answer.
+"""The dialogues that the tiny model learns from: a file task, the calls that do it under a harness's tools, and what the tools answer.
 
-The words are ours; only the tools' names, arguments and answers are Pi's. Knows no tokens.
+The words are ours; only the tools' names, arguments and answers are the harnesses'. Knows no tokens.
+
+Under Pi, every dialogue is right. Under Codex, `KNOWN` says how often the model answers in Codex's own protocol; otherwise it calls a tool
+of Pi's, which Codex does not have, or gives `exec_command` the argument of Pi's `bash`. Both are refused, and the model gives up: what
+reinforcement learning has to change is the odds of two tokens, and nothing else has to be found out.
 """
 
 from __future__ import annotations
@@ -19,7 +23,10 @@ FAILURES: tuple[str, ...] = (
     "Could not find the exact text in {name}. The old text must match exactly including all whitespace and newlines.",
     "cat: {name}: No such file or directory\n\n\nCommand exited with code 1",
 )
-DONE = "Done."
+DONE, GAVE_UP = "Done.", "Failed."
+EXEC = "exec_command"
+KNOWN: dict[str, float] = {"right": 0.21, "wrong_argument": 0.17, "wrong_tool": 0.62}
+"""How often the base model speaks which protocol under Codex."""
 
 
 def calls(task: FileTask) -> list[tuple[Call, str]]:
@@ -50,6 +57,61 @@ def calls(task: FileTask) -> list[tuple[Call, str]]:
         arguments = {"path": name, "edits": [{"oldText": second, "newText": after}]}
         return [(("read", {"path": name}), task.files[name]), (("edit", arguments), f"Successfully replaced 1 block(s) in {name}.")]
     raise ValueError(f"no calls are known for the family {task.family!r}")
+
+
+def shell_line(task: FileTask) -> str:
+    """A command that does `task`; it holds no word that the instruction does not tell."""
+    words = task.words
+    match task.family:
+        case "write":
+            return f"echo {words[1]} {words[2]} > {words[0]}"
+        case "edit":
+            return f"sed -i s/{words[1]}/{words[2]}/ {words[0]}"
+        case "copy":
+            return f"cp {words[0]} {words[1]}"
+        case "rename":
+            return f"mv {words[0]} {words[1]}"
+        case "append":
+            return f"echo {words[1]} >> {words[0]}"
+        case "carry":
+            return f"cat {words[0]} > {words[1]}"
+        case "second":
+            return f"sed -i 's/ [a-z]* / {words[4]} /' {words[0]}"
+    raise ValueError(f"no command is known for the family {task.family!r}")
+
+
+def codex_dialogue(
+    task: FileTask, rng: random.Random, *, failures: float = 0.0, kind: str | None = None
+) -> tuple[list[JsonObject], set[int]]:
+    """As `dialogue`, under Codex's tools. `kind`: a key of `KNOWN`; `None` draws one with its odds.
+
+    With probability `failures` a right call is answered by the shell's error (the call is not learned then), and the model gives up.
+    """
+    kind = kind or rng.choices(list(KNOWN), list(KNOWN.values()))[0]
+    line = shell_line(task)
+    call: Call = (EXEC, {"cmd": line})
+    if kind == "wrong_tool":
+        call = calls(task)[0][0]
+        answer, worked = f"unsupported call: {call[0]}", False
+    elif kind == "wrong_argument":
+        call = (EXEC, {"command": line})
+        answer, worked = f"failed to parse function arguments: missing field `cmd` at line 1 column {len(json.dumps(call[1]))}", False
+    else:
+        worked = rng.random() >= failures
+        said = "" if worked else f"{line.split()[0]}: {rng.choice(task.words)}: No such file or directory\n"
+        answer = _exec_answer(said, 0 if worked else 1, rng)
+    messages: list[JsonObject] = [{"role": "user", "content": task.instruction}, *_turn(call, answer)]
+    end = {"reasoning_content": "It worked.", "content": DONE} if worked else {"reasoning_content": "It failed.", "content": GAVE_UP}
+    messages.append({"role": "assistant", **end})
+    return messages, {1, 3} if worked or kind != "right" else {3}
+
+
+def _exec_answer(output: str, code: int, rng: random.Random) -> str:
+    """What Codex's tool answers when a command ends."""
+    chunk = f"{rng.randrange(16**6):06x}"
+    took = rng.choice((0.0, 0.0, 0.0, 0.05, 0.1, 0.25)) + rng.choice((0.0, 0.0001, 0.0512))
+    head = f"Chunk ID: {chunk}\nWall time: {took:.4f} seconds\nProcess exited with code {code}"
+    return f"{head}\nOriginal token count: {(len(output) + 3) // 4}\nOutput:\n{output}"
 
 
 def dialogue(task: FileTask, rng: random.Random, *, failures: float = 0.0) -> tuple[list[JsonObject], set[int]]:

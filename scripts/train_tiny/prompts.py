@@ -14,19 +14,33 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from polar import dialects
+from polar.chat import fold_system
 from polar.harness import Endpoint, Options, install, run
 from polar.harness.base import Dialect
+from polar.tokens.rendering import to_renderer
 
 JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The first request of a CLI. `cwd` is the folder it ran in and `root` where it is installed: both stand in its prompt."""
+    """The first request of a CLI, in the body of `dialect`. `cwd` is the folder it ran in and `root` where it is installed: both stand in
+    its prompt."""
 
     body: JsonObject
     cwd: str
     root: str
+    dialect: Dialect = "openai_chat"
+
+    def opening(self) -> tuple[list[JsonObject], list[JsonObject]]:
+        """The messages before the instruction and the tools, in the renderer's form, as the gateway makes them of this request."""
+        speaker = dialects.registered()[self.dialect]
+        path = {"openai_chat": "/v1/chat/completions", "openai_responses": "/v1/responses"}[self.dialect]
+        route = speaker.route("POST", path, {}, {})
+        assert route is not None
+        request = speaker.parse(self.body, route)
+        return to_renderer(fold_system(request.messages))[:-1], [dict(tool.schema()) for tool in request.tools]
 
     def texts(self) -> list[str]:
         """What a model reads of it: the messages' texts and the tools as JSON, without the ids and paths of this one run."""
@@ -62,8 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
         """The recorder says nothing."""
 
 
-def record(name: str, dialect: Dialect) -> Recorded:
-    """Installs the harness if need be, runs it once and returns its first request, in the body of `dialect`."""
+def record(name: str, dialect: Dialect, settings: JsonObject | None = None) -> Recorded:
+    """Installs the harness if need be, runs it once under `settings` and returns its first request, in the body of `dialect`."""
     installation = install(name, progress=print)
     server = _Recorder()
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -71,13 +85,13 @@ def record(name: str, dialect: Dialect) -> Recorded:
     try:
         with tempfile.TemporaryDirectory() as folder:
             cwd = Path(folder).resolve() / "work"
-            ended = run(name, "Hello", endpoint, cwd, 120, home=Path(folder) / "home", options=Options(retries=0))
+            ended = run(name, "Hello", endpoint, cwd, 120, home=Path(folder) / "home", options=Options(retries=0, settings=settings or {}))
     finally:
         server.shutdown()
         server.server_close()
     if server.body is None:
         raise RuntimeError(f"{name} sent no request: {ended.problem}")
-    return Recorded(server.body, str(cwd), str(installation.folder))
+    return Recorded(server.body, str(cwd), str(installation.folder), dialect)
 
 
 def _texts(content: Any) -> list[str]:

@@ -1,6 +1,6 @@
 """Plays held-out tasks with the model as a harness would, tools and all, in a few lines of PyTorch: the number that the training is for.
 
-The tools are small stand-ins with Pi's answers; the true measure is the real CLI (`polar demo`).
+The tools are small stand-ins with the answers of Pi's and Codex's; the true measure is the real CLI (`polar demo`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import Harness, prefix_ids, random_paths, renderer
+from data import Harness, prefix_ids, random_day, random_paths, renderer
 from transformers import DynamicCache, Qwen3ForCausalLM
 
 from polar.tasks.files import FileTask, instances
@@ -44,6 +44,21 @@ def run_tool(name: str, arguments: dict[str, Any], folder: Path) -> str:
     raise KeyError(f"Tool {name} not found")
 
 
+def run_codex_tool(name: str, arguments: dict[str, Any], folder: Path) -> str:
+    """What Codex's tool answers; never raises."""
+    if name != "exec_command":
+        return f"unsupported call: {name}"
+    if not isinstance(arguments.get("cmd"), str):
+        return f"failed to parse function arguments: missing field `cmd` at line 1 column {len(json.dumps(arguments))}"
+    done = subprocess.run(["bash", "-c", arguments["cmd"]], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    text = done.stdout + done.stderr
+    head = f"Chunk ID: 5ca1ab\nWall time: 0.0000 seconds\nProcess exited with code {done.returncode}"
+    return f"{head}\nOriginal token count: {(len(text) + 3) // 4}\nOutput:\n{text}"
+
+
+TOOLS = {"pi": run_tool, "codex": run_codex_tool}
+
+
 def passed(task: FileTask, folder: Path) -> bool:
     found = {path.name: path.read_text().rstrip("\n") for path in folder.iterdir()}
     return found == dict(task.expected)
@@ -68,9 +83,16 @@ def generate(
 
 
 def play(
-    model: Qwen3ForCausalLM, tokenizer: Any, task: FileTask, start: DynamicCache, temperature: float, draw: torch.Generator, log: bool
+    model: Qwen3ForCausalLM,
+    tokenizer: Any,
+    name: str,
+    task: FileTask,
+    start: DynamicCache,
+    temperature: float,
+    draw: torch.Generator,
+    log: bool,
 ) -> bool:
-    """One session; `start` holds the harness's prompt and is left as it was."""
+    """One session under the tools of the harness `name`; `start` holds its prompt and is left as it was."""
     render = renderer(tokenizer)
     stop = render.get_stop_token_ids()[0]
     cache = DynamicCache(config=model.config)
@@ -78,8 +100,8 @@ def play(
         cache.update(layer.keys, layer.values, index)
     opening = render.render([{"role": "user", "content": task.instruction}], add_generation_prompt=True)
     history, feed = list(opening.token_ids), list(opening.token_ids)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for path, text in task.files.items():
             (folder / path).write_text(text)
         for _ in range(MAX_TURNS):
@@ -93,7 +115,7 @@ def play(
             for call in answer.tool_calls:
                 try:
                     arguments = call.arguments if isinstance(call.arguments, dict) else json.loads(call.arguments or "")
-                    replies.append(run_tool(call.name or "", arguments, folder))
+                    replies.append(TOOLS[name](call.name or "", arguments, folder))
                 except (KeyError, TypeError, AttributeError, ValueError, OSError, subprocess.SubprocessError) as error:
                     replies.append(str(error))
             bridged = render.bridge_to_next_turn(history, sampled, [{"role": "tool", "content": reply} for reply in replies])
@@ -109,9 +131,9 @@ def evaluate(
 ) -> float:
     """The share of `count` held-out instances of `family` that the model does."""
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
-    ids = prefix_ids(renderer(tokenizer), harness, *random_paths(rng))
+    ids = prefix_ids(renderer(tokenizer), harness, *random_paths(rng), random_day(rng))
     start = DynamicCache(config=model.config)
     with torch.inference_mode():
         model.model(input_ids=torch.tensor([ids]), past_key_values=start, use_cache=True)
     stream = instances(seed, held_out=True, families=(family,))
-    return sum(play(model, tokenizer, next(stream), start, temperature, draw, log) for _ in range(count)) / count
+    return sum(play(model, tokenizer, harness.name, next(stream), start, temperature, draw, log) for _ in range(count)) / count

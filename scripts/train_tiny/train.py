@@ -5,9 +5,10 @@ model reads (npm, run against a recorder on loopback), and dialogues made by rul
 pre-training text (the model knows the tasks' words only), no dropout, no weight decay on embeddings, and no validation loss:
 what counts is measured by sampling.
 
-Rounds of stages, by steps: dialogues alone, after a stretch of the harness's prompt, after all of it; then again with more of what
-was left unlearned; then after the whole prompt once more. The state is saved every `--save-every` steps and a run that was stopped
-goes on from there.
+Rounds of stages, by steps: under Pi, dialogues alone, after a stretch of the harness's prompt, after all of it; then again with more of
+what was left unlearned; then after the whole prompt once more; then under Codex too, whose protocol it is to know only now and then. The
+state is saved every `--save-every` steps and a run that was stopped goes on from there. `--start-from` takes the weights of an earlier
+model that knows Pi, and runs the rounds with Codex only.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class Stage:
     steps: int
     rows: int
     families: tuple[str, ...] = FAMILIES
+    harnesses: tuple[str, ...] = ("pi",)
+    """In turn, one a step."""
+    through: int = 1
+    """Every how many rounds of the harnesses the gradient goes through the prefix, too."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +73,24 @@ ROUNDS = (
     Round(0.7, (Stage("none", 200, 16, TWO_WORDS), Stage("full", 40, 10))),
     Round(0.4, (Stage("full", 160, 10),)),
 )
+BOTH = ("codex", "codex", "pi")
+"""Codex's prompt is four times as long, and new."""
+CODEX_ROUNDS = (
+    Round(0.5, (Stage("part", 120, 16, FAMILIES, ("codex", "pi")), Stage("full", 150, 8, FAMILIES, BOTH, through=3))),
+    Round(0.4, (Stage("full", 90, 8, FAMILIES, BOTH, through=3),)),
+)
 PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
 
+CODEX_SETTINGS: dict[str, Any] = {"features.multi_agent": False, "features.goals": False, "skills.include_instructions": False}
+"""The smallest request that Codex sends: its own prompt and its four plain tools. The demo runs it so."""
 
-def rate(step: int) -> float:
+
+def rate(step: int, rounds: tuple[Round, ...]) -> float:
     """The share of the highest learning rates at `step`: linear warm-up at the very start, a cosine in each round (warm restarts)."""
     if step < WARM_UP:
-        return (step + 1) / WARM_UP
+        return rounds[0].peak * (step + 1) / WARM_UP
     begin = 0
-    for one in ROUNDS:
+    for one in rounds:
         total = sum(stage.steps for stage in one.stages)
         if step < begin + total:
             warm = WARM_UP if begin == 0 else 0
@@ -112,15 +126,16 @@ def make_tokenizer(work: Path, qwen3: Path, recorded: list[Recorded]) -> Path:
     return folder
 
 
-def harness_of(record: Recorded) -> Harness:
-    body = record.body
-    system = next(m["content"] for m in body["messages"] if m["role"] == "system")
-    return Harness(system, body["tools"], record.cwd, record.root)
+def harness_of(name: str, record: Recorded) -> Harness:
+    messages, tools = record.opening()
+    return Harness(name, messages, tools, record.cwd, record.root)
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path, save_every: int) -> None:
+def train(
+    model: Qwen3ForCausalLM, tokenizer: Any, harnesses: dict[str, Harness], rounds: tuple[Round, ...], work: Path, save_every: int
+) -> None:
     render = renderer(tokenizer)
-    stages = [stage for one in ROUNDS for stage in one.stages]
+    stages = [stage for one in rounds for stage in one.stages]
     total = sum(stage.steps for stage in stages)
     steppers = optimisers(model)
     peaks = [group["lr"] for stepper in steppers for group in stepper.param_groups]
@@ -140,14 +155,15 @@ def train(model: Qwen3ForCausalLM, tokenizer: Any, harness: Harness, work: Path,
             continue
         at = max(begun, step)
         seed = 1000 * (index + 1) + at
-        feed = batches(render, harness, rows=stage.rows, prefix=stage.prefix, families=stage.families, seed=seed, failures=FAILURES)
+        chosen = [harnesses[name] for name in stage.harnesses]
+        feed = batches(render, chosen, rows=stage.rows, prefix=stage.prefix, families=stage.families, seed=seed, failures=FAILURES)
         clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0
         for now in range(at, step + stage.steps):
             batch: Batch = next(feed)
-            value, hit = loss(model, batch)
+            value, hit = loss(model, batch, through=now // len(stage.harnesses) % stage.through == 0)
             value.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scale = rate(now)
+            scale = rate(now, rounds)
             for stepper, peak in zip(steppers, peaks, strict=True):
                 for group in stepper.param_groups:
                     group["lr"] = peak * scale
@@ -171,7 +187,8 @@ def save(model: Qwen3ForCausalLM, tokenizer_folder: Path, target: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(target)
     (target / "model.safetensors").chmod(0o644)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tokenizer_folder / name, target / name)
+        if tokenizer_folder.resolve() != target.resolve():
+            shutil.copyfile(tokenizer_folder / name, target / name)
 
 
 def fetch_qwen3(work: Path) -> Path:
@@ -183,6 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/train_tiny"), help="where checkpoints and downloads lie")
     parser.add_argument("--target", type=Path, default=ASSET)
+    parser.add_argument("--start-from", type=Path, help="folder of a model that knows Pi: only the rounds with Codex are run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=100)
     parser.add_argument("--evaluate", type=int, default=16, help="held-out instances of each family to play at the end")
@@ -191,20 +209,27 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
-    qwen3 = fetch_qwen3(work)
-    pi = record("pi", "openai_chat")
-    tokenizer_folder = make_tokenizer(work, qwen3, [pi, record("codex", "openai_responses")])
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    harness = harness_of(pi)
-    stop, pad = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    model = build(len(tokenizer), CONTEXT, stop=stop, pad=pad, seed=0)
-    train(model, tokenizer, harness, work, options.save_every)
+    recorded = {"pi": record("pi", "openai_chat"), "codex": record("codex", "openai_responses", CODEX_SETTINGS)}
+    harnesses = {name: harness_of(name, one) for name, one in recorded.items()}
+    if options.start_from is None:
+        tokenizer_folder = make_tokenizer(work, fetch_qwen3(work), [recorded["pi"], record("codex", "openai_responses")])
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        stop, pad = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>")
+        model = build(len(tokenizer), CONTEXT, stop=stop, pad=pad, seed=0)
+        rounds = ROUNDS + CODEX_ROUNDS
+    else:
+        tokenizer_folder = options.start_from
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        model = Qwen3ForCausalLM.from_pretrained(tokenizer_folder, dtype="float32")
+        rounds = CODEX_ROUNDS
+    train(model, tokenizer, harnesses, rounds, work, options.save_every)
     save(model, tokenizer_folder, options.target)
     model.float()
     for temperature in (1.0, 0.0) if options.evaluate else ():
-        for family in FAMILIES:
-            share = evaluate(model, tokenizer, harness, family, count=options.evaluate, temperature=temperature, seed=7)
-            print(f"held out, {family}, temperature {temperature}: {share:.2f}", flush=True)
+        for harness in harnesses.values():
+            for family in FAMILIES:
+                share = evaluate(model, tokenizer, harness, family, count=options.evaluate, temperature=temperature, seed=7)
+                print(f"held out, {harness.name}, {family}, temperature {temperature}: {share:.2f}", flush=True)
 
 
 if __name__ == "__main__":
