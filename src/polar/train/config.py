@@ -119,6 +119,8 @@ class RolloutSection(_Strict):
     min_usable_grace_seconds: float = Field(default=0.0, ge=0)
     agent: dict[str, Any] = Field(default_factory=dict)
     """Further fields of each agent (`AgentSpec`): `settings`, `env`, `mcp_servers`, ..."""
+    agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The same by harness, over `agent`: `settings` are in a harness's own vocabulary."""
 
 
 class BatchSection(_Strict):

@@ -63,7 +63,7 @@ class Requests:
         rollout = self._config.rollout
         budget = {"max_turns": rollout.max_turns, "max_tokens": rollout.max_tokens, "agent_seconds": rollout.timeout_seconds}
         budget = {name: value for name, value in budget.items() if value is not None}
-        agent = dict(rollout.agent)
+        agent = {**rollout.agent, **rollout.agents.get(harness, {})}
         if rollout.max_output is not None:
             agent["settings"] = {"max_output": rollout.max_output, **agent.get("settings", {})}
         fields = {
