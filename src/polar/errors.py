@@ -22,6 +22,7 @@ PolarError
 ├── UnsafePath                  an archive or a path would leave its folder; what an agent left there, not a fault of the runtime
 ├── EvaluatorError              the evaluator itself failed: no reward, which is not a reward of zero: infrastructure
 ├── RolloutError                the rollout service refuses a request, or its client could not reach it
+├── SyncFailed                  new weights did not reach every engine; says which, why, and what is left paused
 └── NotTrainable                ids or log-probabilities are missing or wrong; says where
 """
 
@@ -77,6 +78,10 @@ class RolloutError(PolarError):
         self.message = message
         self.code = code
         self.status = status
+
+
+class SyncFailed(PolarError):
+    pass
 
 
 class NotTrainable(PolarError):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import orjson
@@ -24,7 +25,7 @@ from polar import __version__
 from polar.engine import wire
 from polar.engine.api import MAX_TOP_LOGPROBS, ApiError, Backend, Drop, Job, JsonObject, Template, Tokenizer, parse_params
 from polar.engine.parsing import parse_answer
-from polar.engine.play import Output, Piece, collect, play
+from polar.engine.play import Output, Piece, play
 from polar.engine.text import normalise_messages
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Server:
         self._running = asyncio.Event()
         self._running.set()
         self._active = 0
+        self._aborts = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.app = Starlette(routes=[*self._routes(), *extra_routes], lifespan=self._lifespan)
@@ -181,9 +183,24 @@ class Server:
     async def _all(self, jobs: Sequence[Job], body: JsonObject) -> list[Output]:
         skip, include = _text_options(body)
         async with self._generating():
-            return await asyncio.gather(
-                *(collect(self.backend, job, self.tokenizer, skip_special=skip, include_stop=include) for job in jobs)
-            )
+            return await asyncio.gather(*(self._collect(job, skip_special=skip, include_stop=include) for job in jobs))
+
+    async def _collect(self, job: Job, **text_options: bool) -> Output:
+        output = Output()
+        async with aclosing(self._play(job, **text_options)) as pieces:
+            async for piece in pieces:
+                output.add(piece)
+        return output
+
+    async def _play(self, job: Job, **text_options: bool) -> AsyncGenerator[Piece, None]:
+        """What the backend samples, up to its end, or to the token that came after `/pause?mode=abort`."""
+        aborts = self._aborts
+        async with aclosing(play(self.backend, job, self.tokenizer, **text_options)) as pieces:
+            async for piece in pieces:
+                if self._aborts != aborts and piece.finish is None:
+                    yield replace(piece, finish="abort")
+                    return
+                yield piece
 
     async def _stream_completions(self, body: JsonObject, jobs: Sequence[Job], head: JsonObject) -> AsyncIterator[bytes]:
         if len(jobs) != 1:
@@ -194,7 +211,7 @@ class Server:
         pieces: list[Piece] = []
         sampled = 0
         try:
-            played = play(self.backend, job, self.tokenizer, skip_special=skip, include_stop=include)
+            played = self._play(job, skip_special=skip, include_stop=include)
             async with self._generating(), aclosing(played):
                 async for piece in played:
                     pieces.append(piece)
@@ -286,7 +303,7 @@ class Server:
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         await self.backend.reset_prefix_cache()
-        return Response(status_code=200)
+        return json_response({"success": True})
 
     async def update_weight_version(self, request: Request) -> Response:
         body = await read_json(request)
@@ -299,12 +316,14 @@ class Server:
         return json_response({"weight_version": self.weight_version})
 
     async def pause(self, request: Request) -> Response:
-        """Holds new requests; waits for those in flight with `?mode=wait`, lets them go on with `keep`."""
-        mode = request.query_params.get("mode", "wait")
-        if mode not in ("wait", "keep"):
-            raise ApiError(400, f"mode must be wait or keep here, not {mode!r}.", param="mode")
+        """Holds new requests; ends those in flight with `?mode=abort` (the default, as vLLM's), waits for them with `wait`, lets them go on
+        with `keep`."""
+        mode = request.query_params.get("mode", "abort")
+        if mode not in ("abort", "wait", "keep"):
+            raise ApiError(400, f"mode must be abort, wait or keep, not {mode!r}.", param="mode")
         self._running.clear()
-        if mode == "wait":
+        self._aborts += mode == "abort"
+        if mode != "keep":
             await self._idle.wait()
         return json_response({"status": "paused"})
 

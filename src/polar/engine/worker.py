@@ -321,14 +321,20 @@ class TransformersBackend:
 
     def _load(self, directory: Path) -> None:
         """In place. Raises `ApiError` 400, with the old weights kept, where the checkpoint is another model's."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        if not directory.is_dir():
+            raise ApiError(400, f"there is no folder {directory} on this machine", param="weights_path")
         files = sorted(directory.glob("*.safetensors"))
         if not files:
             raise ApiError(400, f"there are no safetensors in {directory}", param="weights_path")
         loaded: dict[str, torch.Tensor] = {}
-        for file in files:
-            loaded.update(load_file(file))
+        try:
+            for file in files:
+                loaded.update(load_file(file))
+        except (OSError, SafetensorError) as error:
+            raise ApiError(400, f"{file} cannot be read: {error}", param="weights_path") from error
         own = self._model.state_dict()
         tied = bool(getattr(self._model.config, "tie_word_embeddings", False))
         missing = set(own) - set(loaded) - ({"lm_head.weight"} if tied else set())

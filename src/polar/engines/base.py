@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polar.chat import JsonObject, Message, Sampling, Tool, ToolChoice
+from polar.errors import ConfigError, EngineError
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -154,6 +155,38 @@ class Engine(ABC):
     async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:
         """The server's own rendering of a prompt, generation prompt included, for comparison; `None` if it can't tell."""
         return None
+
+    # --- weights: what `polar.train.sync` needs ------------------------------------------------------------------
+    #
+    # A `ConfigError` means that the server was left as it was: it cannot do this, or has refused. After an `EngineError` nobody knows which
+    # weights it has.
+
+    async def update_weights(self, folder: str, version: str, *, timeout_s: float = 600.0) -> None:
+        """Puts the Hugging Face checkpoint `folder`, a path as the server sees it, in place of the served weights, forgets every prefix
+        that was computed with the old ones, and tells the server that these are `version`. Nothing may be in flight."""
+        raise ConfigError(
+            f"{self.url}: an engine of kind {self.name} has no way to change its weights; serve the model with vLLM or SGLang"
+        )
+
+    async def load_adapter(self, folder: str, name: str, version: str, *, timeout_s: float = 600.0) -> None:
+        """The same for a LoRA adapter (peft's format), which is then served as the model `name`, in place of an earlier one of it."""
+        raise ConfigError(f"{self.url}: an engine of kind {self.name} has no way to load an adapter; serve the model with vLLM or SGLang")
+
+    async def reset_prefix_cache(self, *, patience_s: float = 10.0) -> None:
+        """Forgets the keys and values of all prompts. Raises `EngineError` if the server does not, though asked for `patience_s`."""
+        raise EngineError(f"{self.url}: an engine of kind {self.name} has no way to forget its cache")
+
+    async def weight_version(self) -> str | None:
+        """The version that the server was last told its weights are; `None` where it was told none, or has no such thing."""
+        return None
+
+    async def pause(self, *, abort: bool = False, timeout_s: float = 600.0) -> bool:
+        """Holds new requests at the server and waits for those in flight, or ends them (`abort`; they finish as `abort` with what they have
+        sampled). False where the server has no such thing."""
+        return False
+
+    async def resume(self) -> None:  # noqa: B027 - a server that cannot be paused needs no resuming
+        """Ends a pause; harmless where there is none."""
 
     async def aclose(self) -> None:  # noqa: B027 - an engine may have nothing to close
         """Closes connections."""

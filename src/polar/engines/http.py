@@ -289,7 +289,7 @@ def error_for(status: int, raw: bytes, headers: Mapping[str, str]) -> CallError:
 
 def error_words(raw: bytes) -> tuple[str, str | None]:
     """(message, code) of an error body of any server's shape: `{"error": {...}}`, `{"error": "..."}`, `{"message": ...}`,
-    `{"detail": ...}`, or plain text."""
+    `{"detail": ...}`, `{"error_message": ...}`, or plain text."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -299,7 +299,7 @@ def error_words(raw: bytes) -> tuple[str, str | None]:
     inner = body.get("error", body)
     if not isinstance(inner, dict):
         return str(inner)[:MAX_WORDS], None
-    message = inner.get("message", inner.get("detail", ""))
+    message = inner.get("message", inner.get("detail", inner.get("error_message", "")))
     code = inner.get("code")
     text = message if isinstance(message, str) else orjson.dumps(message).decode()
     return text[:MAX_WORDS], code if isinstance(code, str) else None

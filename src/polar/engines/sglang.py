@@ -16,13 +16,14 @@ from polar.chat import JsonObject, Message, Sampling, Tool, ToolChoice
 from polar.engines.arrays import ids_array, logprobs_array, settle
 from polar.engines.base import Chunk, EngineFinish, EngineInfo, Generation, Ids, MessagesRequest, TokensRequest, register
 from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
-from polar.engines.http import HttpEngine, error_for, reading
+from polar.engines.http import error_for, reading
+from polar.engines.sglang_weights import SglangWeights
 from polar.engines.vllm import chat_logprobs, choices_of
 from polar.errors import EngineRejected, EngineUnavailable
 
 
 @register
-class SglangEngine(HttpEngine):
+class SglangEngine(SglangWeights):
     name: ClassVar[str] = "sglang"
     takes_tokens: ClassVar[bool] = True
     returns_tokens: ClassVar[bool] = True
@@ -39,13 +40,8 @@ class SglangEngine(HttpEngine):
         return EngineInfo(tuple(str(item.get("id")) for item in cards), self._context, await self._version(), card.get("root"))
 
     async def _version(self) -> str | None:
-        for path in ("/server_info", "/get_server_info"):
-            try:
-                answer = await self.get(path)
-            except EngineRejected:
-                continue
-            return str(answer["version"]) if isinstance(answer, dict) and "version" in answer else None
-        return None
+        version = (await self._server_info()).get("version")
+        return None if version is None else str(version)
 
     # --- mode tokens -------------------------------------------------------------------------------------------
 

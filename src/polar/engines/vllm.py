@@ -27,12 +27,13 @@ from polar.engines.chat import (
     usage_counts,
 )
 from polar.engines.echo import EchoedPrompts
-from polar.engines.http import MISREAD, HttpEngine, loads, misread, reading
+from polar.engines.http import MISREAD, loads, misread, reading
+from polar.engines.vllm_weights import VllmWeights
 from polar.errors import EngineRejected, EngineUnavailable
 
 
 @register
-class VllmEngine(HttpEngine):
+class VllmEngine(VllmWeights):
     name: ClassVar[str] = "vllm"
     takes_tokens: ClassVar[bool] = True
     returns_tokens: ClassVar[bool] = True

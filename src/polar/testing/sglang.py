@@ -6,16 +6,17 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from polar.engine import wire
 from polar.engine.api import ApiError, Job, JsonObject, parse_params
 from polar.engine.parsing import parse_answer
-from polar.engine.play import Output, play
+from polar.engine.play import Output
 from polar.engine.server import Server, json_response, read_json, sse, until_disconnected
 
 STREAM_REFUSED = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
@@ -26,6 +27,11 @@ class SglangServer(Server):
 
     shows_forbidden_tools = False
 
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.adapters: dict[str, str] = {}
+        """Loaded LoRA adapters: name to folder. They change nothing here."""
+
     def _routes(self) -> list[Route]:
         kept = {"/health", "/v1/models"}
         return [
@@ -33,9 +39,14 @@ class SglangServer(Server):
             Route("/server_info", self._wrap(self.server_info), methods=["GET"]),
             Route("/generate", self._wrap(self.generate), methods=["POST"]),
             Route("/v1/chat/completions", self._wrap(self.chat), methods=["POST"]),
-            Route("/flush_cache", self._wrap(self.reset_prefix_cache), methods=["GET", "POST"]),
+            Route("/flush_cache", self._wrap(self.flush_cache), methods=["GET", "POST"]),
             Route("/update_weight_version", self._wrap(self.update_weight_version), methods=["POST"]),
             Route("/update_weights_from_disk", self._wrap(self.update_weights_from_disk), methods=["POST"]),
+            Route("/model_info", self._wrap(self.model_info), methods=["GET"]),
+            Route("/pause_generation", self._wrap(self.pause_generation), methods=["POST"]),
+            Route("/continue_generation", self._wrap(self.resume), methods=["POST"]),
+            Route("/load_lora_adapter", self._wrap(self.load_lora_adapter), methods=["POST"]),
+            Route("/unload_lora_adapter", self._wrap(self.unload_lora_adapter), methods=["POST"]),
         ]
 
     async def server_info(self, request: Request) -> Response:
@@ -43,9 +54,48 @@ class SglangServer(Server):
 
     async def update_weights_from_disk(self, request: Request) -> Response:
         body = await read_json(request)
-        await self.backend.reload(str(body.get("model_path")))
+        try:
+            await self.backend.reload(str(body.get("model_path")))
+        except ApiError as error:
+            return json_response({"success": False, "message": error.message, "num_paused_requests": 0}, 400)
         self.weight_version = str(body.get("weight_version") or self.weight_version)
-        return json_response({"success": True, "message": "Succeeded to update model weights."})
+        return json_response({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    async def model_info(self, request: Request) -> Response:
+        return json_response({"model_path": self.backend.root, "is_generation": True, "weight_version": self.weight_version})
+
+    async def flush_cache(self, request: Request) -> Response:
+        """Refused while requests run, and answered in words."""
+        if self._active:
+            return PlainTextResponse("Flush cache failed: there are running requests.", 400)
+        await self.backend.reset_prefix_cache()
+        return PlainTextResponse("Cache flushed.")
+
+    async def pause_generation(self, request: Request) -> Response:
+        """`abort` ends what runs; `retract` and `in_place` keep it (here it goes on to its end)."""
+        mode = (await read_json(request)).get("mode", "abort")
+        if mode not in ("abort", "retract", "in_place"):
+            raise ApiError(400, f"Invalid mode: {mode!r}.", param="mode")
+        self._running.clear()
+        if mode == "abort":
+            self._aborts += 1
+            await self._idle.wait()
+        return json_response({"message": "Generation paused successfully."})
+
+    async def load_lora_adapter(self, request: Request) -> Response:
+        body = await read_json(request)
+        name, path = str(body.get("lora_name")), Path(str(body.get("lora_path")))
+        if name in self.adapters or not (path / "adapter_config.json").is_file():
+            why = f"LoRA adapter {name} is already loaded." if name in self.adapters else f"{path} holds no adapter."
+            return json_response({"success": False, "error_message": why, "loaded_adapters": self.adapters}, 400)
+        self.adapters[name] = str(path)
+        return json_response({"success": True, "error_message": "", "loaded_adapters": self.adapters})
+
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        name = str((await read_json(request)).get("lora_name"))
+        found = self.adapters.pop(name, None) is not None
+        why = "" if found else f"LoRA adapter with name {name} does not exist."
+        return json_response({"success": found, "error_message": why, "loaded_adapters": self.adapters}, 200 if found else 400)
 
     async def generate(self, request: Request) -> Response:
         body = await read_json(request)
@@ -71,7 +121,7 @@ class SglangServer(Server):
         output = Output()
         waiting = 0
         try:
-            async with aclosing(play(self.backend, job, self.tokenizer)) as pieces:
+            async with self._generating(), aclosing(self._play(job)) as pieces:
                 async for piece in pieces:
                     output.add(piece)
                     waiting += 1
