@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -27,6 +27,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 SESSION_ID = re.compile(r"[^\s/\x00-\x1f\x7f]{1,200}")
 """What a caller may name a session: the control routes hold it as one part of a path."""
+
+INTERRUPT_S = 30.0
+"""How long an interrupted call may take to leave its engine."""
 
 SESSION_SETTINGS = ("budgets", "sampling", "stream")
 SESSION_FIELDS = ("kind", "settings", "metadata", "session_id")
@@ -114,14 +117,24 @@ def admin_app(gateway: Gateway) -> Starlette:
             raise InvalidRequest("timeout_seconds must be a number of seconds", param="timeout_seconds") from error
         if not 0 <= timeout_s < float("inf"):
             raise InvalidRequest("timeout_seconds must be a number of seconds, 0 or more", param="timeout_seconds")
-        drained, others = await asyncio.gather(gateway.gate.pause(timeout_s), spread(request))
-        done = drained and all(not isinstance(answer, CallError) and answer[0] == 200 for answer in others.values())
-        return Json(gateway.inference_status(), 200 if done else 504)
+        interrupt = request.query_params.get("interrupt", "false")
+        if interrupt not in ("true", "false"):
+            raise InvalidRequest("interrupt must be true or false", param="interrupt")
+        own, others = await asyncio.gather(drain(timeout_s, interrupt == "true"), spread(request))
+        drained, interrupted = own
+        interrupted += sum(int(answer[1].get("interrupted", 0)) for answer in others.values() if not isinstance(answer, CallError))
+        return Json({**gateway.inference_status(), "interrupted": interrupted}, 200 if drained and agreed(others) else 504)
+
+    async def drain(timeout_s: float, interrupt: bool) -> tuple[bool, int]:
+        """Closes the gate; whether nothing is in flight any more, and how many calls were interrupted for that."""
+        if await gateway.gate.pause(timeout_s) or not interrupt:
+            return not gateway.gate.inflight, 0
+        interrupted = gateway.gate.interrupt()
+        return await gateway.gate.drained(INTERRUPT_S), interrupted
 
     async def resume(request: Request) -> Response:
         gateway.gate.resume()
-        await spread(request)
-        return Json(gateway.inference_status())
+        return Json(gateway.inference_status(), 200 if agreed(await spread(request)) else 504)
 
     async def policy(request: Request) -> Response:
         body = await read_object(request)
@@ -129,8 +142,7 @@ def admin_app(gateway: Gateway) -> Starlette:
         if not isinstance(version, str | int) or isinstance(version, bool):
             raise InvalidRequest("policy_version must be a string or an integer", param="policy_version")
         gateway.gate.policy_version = str(version)
-        await spread(request, body)
-        return Json(gateway.inference_status())
+        return Json(gateway.inference_status(), 200 if agreed(await spread(request, body)) else 504)
 
     async def spread(request: Request, body: JsonObject | None = None) -> dict[int, tuple[int, JsonObject] | CallError]:
         """The same control call of all other workers, unless it came from one of them."""
@@ -162,6 +174,11 @@ def admin_app(gateway: Gateway) -> Starlette:
             Route("/admin/recheck", guarded(recheck), methods=["POST"]),
         ]
     )
+
+
+def agreed(others: Mapping[int, tuple[int, JsonObject] | CallError]) -> bool:
+    """Whether all other workers have done the same."""
+    return all(not isinstance(answer, CallError) and answer[0] == 200 for answer in others.values())
 
 
 def authorise(request: Request, token: str) -> None:

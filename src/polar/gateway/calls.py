@@ -19,7 +19,7 @@ import numpy as np
 
 from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, deltas
 from polar.engines.base import Chunk, Engine, Generation
-from polar.errors import CallError, ContextOverflow, EngineUnavailable
+from polar.errors import CallError, ContextOverflow, EngineOverloaded, EngineUnavailable
 from polar.gateway.asking import messages_request, tokens_request
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gate import Gate
@@ -194,24 +194,30 @@ class Call:
         sampled = settle_sampling(plan, request, state.record, self._context.config, served.context, state.tokens_left)
         if plan.prompt_ids is not None:
             self.prompt_tokens = len(plan.prompt_ids)
-        async with self._context.gate.call():
-            version = self._context.gate.policy_version
-            began = self._context.clock()
-            reader: LiveReader | None = None
-            if self.incoming.live and plan.mode == "tokens" and request.n == 1:
-                reader = self._served.path.live(plan)
-                generations = [await self._stream(plan, sampled, reader, version)]
-            else:
-                generations = await self._generate(plan, sampled, version)
-            self._context.metrics.engine_seconds.observe(self._context.clock() - began)
+        generations, reader, version = await self._context.gate.through(lambda: self._sample(plan, sampled))
         self._sampled = True
         readings = await self._record(plan, sampled, generations, version)
         for choice, reading in enumerate(readings):
             self._deltas.extend(deltas(reading.answer, choice) if reader is None else reader.finish(reading))
         return [reading.answer for reading in readings]
 
+    async def _sample(self, plan: Plan, sampled: Sampled) -> tuple[list[Generation], LiveReader | None, str | None]:
+        """What the engine gave, the reader that the client has seen it through where it is live, and the policy version as it was when the
+        generation began."""
+        version = self._context.gate.policy_version
+        began = self._context.clock()
+        reader: LiveReader | None = None
+        if self.incoming.live and plan.mode == "tokens" and self.incoming.request.n == 1:
+            reader = self._served.path.live(plan)
+            generations = [await self._stream(plan, sampled, reader, version)]
+        else:
+            generations = await self._generate(plan, sampled, version)
+        self._context.metrics.engine_seconds.observe(self._context.clock() - began)
+        return generations, reader, version
+
     async def _generate(self, plan: Plan, sampled: Sampled, version: str | None) -> list[Generation]:
-        """One unstreamed generation, on another engine if the session's own one is dead. A cancelled one has returned no ids."""
+        """One unstreamed generation, on another engine if the session's own one is dead. A cancelled one has returned no ids; one that was
+        interrupted for new weights begins again, and is this call's only generation."""
         tried: list[Engine] = []
         while True:
             engine = self._served.pool.pick(self._state.record.id, avoid=tried)
@@ -225,7 +231,8 @@ class Call:
                     raise
                 continue
             except asyncio.CancelledError as error:
-                await self._record_aborted(plan, sampled, Generation(None, None, None, "abort"), error, version)
+                if not self._context.gate.interrupting():
+                    await self._record_aborted(plan, sampled, Generation(None, None, None, "abort"), error, version)
                 raise
             self._served.pool.succeeded(engine)
             self._check_answered(engine, generations, plan)
@@ -300,9 +307,12 @@ class Call:
         except (asyncio.CancelledError, Exception) as error:
             generation.finish = "abort"
             self._fill(generation, ids, logprobs)
-            if ids or isinstance(error, asyncio.CancelledError):
+            interrupted = isinstance(error, asyncio.CancelledError) and self._context.gate.interrupting()
+            if interrupted and ids:  # the client has seen some of it: it cannot begin anew
+                error = EngineOverloaded("the model's weights were changed in the middle of this answer; try again", retry_after="1")
+            if ids or (isinstance(error, asyncio.CancelledError) and not interrupted):
                 await self._record_aborted(plan, sampled, generation, error, version)
-            raise
+            raise error
         self._fill(generation, ids, logprobs)
         if generation.finish == "abort":
             cut = EngineUnavailable("the engine's stream ended before its last event")

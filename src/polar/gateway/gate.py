@@ -1,16 +1,19 @@
-"""Pause, drain, resume: while weights change, no call is in the engine. Also where the policy version is kept."""
+"""Pause, drain or interrupt, resume: while weights change, no call is in the engine. Also where the policy version is kept."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from polar.errors import EngineOverloaded
 
+T = TypeVar("T")
+
 
 class Gate:
-    """Every engine call passes through `call()`. `pause` closes the gate and waits until nobody is inside."""
+    """Every engine call passes through `call()` or `through()`. `pause` closes the gate and waits until nobody is inside."""
 
     def __init__(self, *, max_wait_s: float = 600.0) -> None:
         self.policy_version: str | None = None
@@ -23,6 +26,8 @@ class Gate:
         self._idle.set()
         self._max_wait_s = max_wait_s
         self._closing = False
+        self._inside: set[asyncio.Task[Any]] = set()
+        self._interrupted: set[asyncio.Task[Any]] = set()
 
     @property
     def paused(self) -> bool:
@@ -44,6 +49,34 @@ class Gate:
             if not self.inflight:
                 self._idle.set()
 
+    async def through(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The outcome of `work`, which runs inside; anew, from its beginning and after the pause, each time that it is interrupted."""
+        while True:
+            async with self.call():
+                task = asyncio.create_task(work())
+                self._inside.add(task)
+                try:
+                    return await task
+                except asyncio.CancelledError:
+                    own = asyncio.current_task()
+                    if task not in self._interrupted or (own is not None and own.cancelling()):
+                        raise
+                finally:
+                    self._inside.discard(task)
+                    self._interrupted.discard(task)
+
+    def interrupt(self) -> int:
+        """Cancels what is inside by `through`, whose callers wait for the gate to open and then begin again; how many there were."""
+        chosen = {task for task in self._inside if not task.done()}
+        self._interrupted |= chosen
+        for task in chosen:
+            task.cancel()
+        return len(chosen)
+
+    def interrupting(self) -> bool:
+        """Whether the work that asks is being interrupted."""
+        return asyncio.current_task() in self._interrupted
+
     async def _opened(self) -> None:
         self.waiting += 1
         try:
@@ -58,7 +91,7 @@ class Gate:
     async def pause(self, timeout_s: float) -> bool:
         """Closes the gate; True once nothing is in flight, False if `timeout_s` ran out first (it stays closed)."""
         self._open.clear()
-        return await self._drained(timeout_s)
+        return await self.drained(timeout_s)
 
     def resume(self) -> None:
         self._open.set()
@@ -67,9 +100,10 @@ class Gate:
         """For shutdown: refuses new and waiting calls, then waits for those in flight as `pause` does."""
         self._closing = True
         self._open.set()
-        return await self._drained(timeout_s)
+        return await self.drained(timeout_s)
 
-    async def _drained(self, timeout_s: float) -> bool:
+    async def drained(self, timeout_s: float) -> bool:
+        """True once nothing is in flight, False if `timeout_s` ran out first."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:

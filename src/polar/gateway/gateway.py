@@ -169,6 +169,7 @@ class Gateway:
             "base_url": served.pool.engines[0].url,
             "engine": served.config.kind,
             "policy_version": self.gate.policy_version,
+            "engines": [one.where() for one in self.models.all],
         }
 
     async def metrics_text(self, *, own: bool) -> bytes:

@@ -244,6 +244,11 @@ class Served:
             "provenance": self.provenance,
         }
 
+    def where(self) -> JsonObject:
+        """For whoever changes its weights."""
+        urls = [engine.url for engine in self.pool.engines]
+        return {"name": self.name, "model": self.model, "kind": self.config.kind, "urls": urls, "trained": self.config.trained}
+
     def _start_renders(self) -> None:
         """A process for long renders, where the tokenizer can be loaded there as here."""
         source = self.config.tokenizer or self.info.root

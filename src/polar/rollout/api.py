@@ -22,6 +22,7 @@ from polar.chat import JsonObject
 from polar.errors import ConfigError, RolloutError, StoreError
 from polar.rollout import metrics, reading
 from polar.rollout.api_docs import Endpoint, document, page
+from polar.rollout.api_inference import Inference, inference_endpoints
 from polar.rollout.api_nodes import node_endpoints
 from polar.rollout.auth import failure
 from polar.rollout.callbacks import redeliver
@@ -49,7 +50,14 @@ class Json(Response):
 
 def endpoints(service: Service) -> list[Endpoint]:
     """All that the API serves, but for its own description."""
-    return [*_general(service), *_tasks(service), *_sessions(service), *node_endpoints(service)]
+    inference = Inference(service)
+    return [
+        *_general(service),
+        *_tasks(service),
+        *_sessions(service),
+        *node_endpoints(service, inference),
+        *inference_endpoints(inference),
+    ]
 
 
 def application(service: Service) -> Starlette:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from polar.errors import RolloutError
 from polar.rollout import reading
 from polar.rollout.api_docs import Endpoint
+from polar.rollout.api_inference import Inference
 from polar.rollout.leases import drain
 from polar.rollout.models import Heartbeat, NodeRegistration, SessionResult
 from polar.rollout.results import Delivered, StateReport, accept, moved
@@ -31,17 +32,22 @@ def _read(raw: bytes) -> Delivered:
     return Delivered.of(SessionResult.model_validate_json(raw))
 
 
-def node_endpoints(service: Service) -> list[Endpoint]:
+def node_endpoints(service: Service, inference: Inference) -> list[Endpoint]:
     from polar.rollout.api import Json, parsed, wrong  # they are made there for both files
 
     database = service.database
 
     async def register(request: Request) -> Response:
-        return Json(await service.register(parsed(NodeRegistration, await request.body())))
+        registration = parsed(NodeRegistration, await request.body())
+        inference.forget(registration.node_id)
+        await inference.greet(registration.node_id, registration.gateway_url, registration.token)
+        return Json(await service.register(registration))
 
     async def heartbeat(request: Request) -> Response:
         beat = parsed(Heartbeat, await request.body() or b"{}")
-        return Json(await service.heartbeat(request.path_params["node_id"], beat))
+        answer = await service.heartbeat(request.path_params["node_id"], beat)
+        await inference.greet(request.path_params["node_id"])
+        return Json(answer)
 
     async def listed(request: Request) -> Response:
         return Json({"nodes": await database.read(reading.list_nodes)})
