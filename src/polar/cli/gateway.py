@@ -25,6 +25,11 @@ from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig, problems
 from polar.harness.base import merge
 
+EngineWait = Annotated[
+    float | None, typer.Option(min=0, help="Seconds to wait for an engine that is still loading its model. Default: 600.")
+]
+ENGINE_WAIT_S = 600.0
+
 
 def gateway(
     engine: Annotated[list[str] | None, typer.Option(help="URL of the inference server; repeat it for several of the same model.")] = None,
@@ -51,6 +56,7 @@ def gateway(
     max_turns: Annotated[int | None, typer.Option(help="Model calls per session.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Sampled tokens per session.")] = None,
     check: Annotated[bool | None, typer.Option("--check/--no-check", help="Check the engine at start. Default: yes.")] = None,
+    engine_wait: EngineWait = None,
     workers: Annotated[int | None, typer.Option(help="Processes; each session lives in one of them. Default: 1.")] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(case_sensitive=False, help="debug, info, warning or error.")
@@ -69,6 +75,7 @@ def gateway(
         override(settings, "engines", {name: of_engine})
     override(settings, "budgets", given(max_turns=max_turns, max_tokens=max_tokens))
     settings.update(given(host=host, port=port, store=store, stream=stream, workers=workers, check=check))
+    settings = waiting(settings, engine_wait)
     settings.setdefault("render_process", True)
     parsed = parse_config(settings)
     progress = partial(say, style="dim")
@@ -132,6 +139,11 @@ def load_config(path: Path | None) -> dict[str, Any]:
 def given(**options: Any) -> dict[str, Any]:
     """The options that stand on the command line."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def waiting(settings: dict[str, Any], engine_wait: float | None) -> dict[str, Any]:
+    """A gateway's settings for a command that people start beside their engine: as given, else as they say, else it waits for it."""
+    return {"engine_wait_s": ENGINE_WAIT_S, **settings, **given(engine_wait_s=engine_wait)}
 
 
 def default_engine(settings: dict[str, Any]) -> str:

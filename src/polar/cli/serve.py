@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from polar.cli.config import File
-from polar.cli.gateway import given, run_loop
+from polar.cli.gateway import EngineWait, given, run_loop, waiting
 from polar.cli.output import configure_logging, out, say
 from polar.errors import ConfigError
 
@@ -30,11 +30,12 @@ def serve(
     config: File = None,
     engine: Annotated[str | None, typer.Option(help="URL of the inference server, for a node that names none.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the rollout API. Default: 8080.")] = None,
+    engine_wait: EngineWait = None,
     log_level: LogLevel = "warning",
 ) -> None:
     """Run everything on this machine: the rollout service, and a process for each node with its gateway."""
     configure_logging(log_level)
-    settings = _settings(config, engine=engine, port=port)
+    settings = _settings(config, engine=engine, port=port, engine_wait=engine_wait)
     run_loop(_serve(settings))
 
 
@@ -53,6 +54,7 @@ def serve_gateway(
     node_id: Annotated[
         str | None, typer.Option("--node-id", envvar="POLAR_GATEWAY_NODE_ID", help="Which node of the file; default: the only one.")
     ] = None,
+    engine_wait: EngineWait = None,
     log_level: LogLevel = "warning",
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> None:
@@ -60,7 +62,7 @@ def serve_gateway(
     from polar.rollout.node.serve import run_node
 
     configure_logging(log_level)
-    settings = _settings(config)
+    settings = _settings(config, engine_wait=engine_wait)
     try:
         node = settings.node(node_id)
     except KeyError as error:
@@ -77,8 +79,9 @@ async def _serve(settings: PolarConfig) -> None:
     from polar.rollout.stack import serving
 
     stop = _until_signal()
-    async with serving(settings, state_dir() / "serve", progress=progress) as stack:
-        _say_where(settings, stack)
+    async with serving(settings, state_dir() / "serve", progress=progress, stop=stop) as stack:
+        if not stop.is_set():
+            _say_where(settings, stack)
         await stop.wait()
         progress("shutting down: sessions that run are ended and run again at the next start")
 
@@ -106,7 +109,7 @@ def _say_where(settings: PolarConfig, stack: Stack) -> None:
     out.print("\nCtrl-C stops it; what was submitted goes on at the next start. Submit with: polar submit TASK.yaml", highlight=False)
 
 
-def _settings(path: Path | None, *, engine: str | None = None, port: int | None = None) -> PolarConfig:
+def _settings(path: Path | None, *, engine: str | None = None, port: int | None = None, engine_wait: float | None = None) -> PolarConfig:
     import os
 
     from polar.rollout import settings
@@ -119,6 +122,8 @@ def _settings(path: Path | None, *, engine: str | None = None, port: int | None 
     if engine is not None:
         for node in parsed.gateway.nodes:
             node.inference.base_url = engine
+    for node in parsed.gateway.nodes:
+        node.gateway = waiting(node.gateway, engine_wait)
     return parsed
 
 

@@ -17,6 +17,7 @@ import orjson
 from polar.cli.control import Admin, call
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig, reachable
+from polar.gateway.waiting import engines_up, unless
 
 RESTART_S = 1.0
 READY_S = 120.0
@@ -31,6 +32,8 @@ async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[No
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop.set)
+    if not await unless(stop, engines_up(config.engines, config.engine_wait_s, progress)):
+        return
     with tempfile.TemporaryDirectory(prefix="polar-workers-") as folder:
         commands = []
         for index, (port, admin_port) in enumerate(ports):

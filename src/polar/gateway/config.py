@@ -108,6 +108,9 @@ class GatewayConfig(_Strict):
     """Limits of a session that sets none of its own."""
     train_sampling: TrainSampling = TrainSampling()
     """What `train` sessions sample with; a session's `settings.sampling` goes over it."""
+    engine_wait_s: float = Field(default=0.0, ge=0)
+    """How long engines that do not answer yet are waited for at start: they may be loading their model. `polar gateway`, `serve` and
+    `serve_gateway` wait 600 s where this is not set."""
     check: bool = True
     """Whether engines are checked at start; without it nothing is called trainable."""
     shutdown_s: float = 30.0

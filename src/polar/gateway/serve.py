@@ -19,6 +19,7 @@ from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.gateway.shards import Shards
+from polar.gateway.waiting import engines_up, unless
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a render in its thread may keep the interpreter from the event loop; Python's default of 5 ms is felt by every call."""
@@ -114,13 +115,16 @@ def settle_garbage() -> None:
 async def run_until_signal(
     config: GatewayConfig, ready: Callable[[Gateway], object], progress: Callable[[str], None], shards: Shards | None = None
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then shuts down gracefully. `ready` is called (and awaited) once it listens."""
+    """Serves until SIGINT or SIGTERM, then shuts down gracefully. Engines that are still loading are waited for first, as `config` says.
+    `ready` is called (and awaited) once it listens."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(signum, stop.set)
+    if not await unless(stop, engines_up(config.engines, config.engine_wait_s, progress)):
+        return
     async with serving(Gateway(config, shards=shards), progress=progress) as gateway:
         settle_garbage()
         outcome = ready(gateway)

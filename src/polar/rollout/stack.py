@@ -23,6 +23,7 @@ import uvicorn
 from polar.errors import ConfigError, SandboxError
 from polar.gateway.config import reachable, state_dir
 from polar.gateway.serve import bind, run_server, server_of
+from polar.gateway.waiting import engines_up, unless
 from polar.rollout.config import PolarConfig
 from polar.rollout.service import Service
 
@@ -100,12 +101,19 @@ async def serving_rollout(config: PolarConfig, *, progress: Progress = lambda li
 
 
 @asynccontextmanager
-async def serving(config: PolarConfig, folder: Path, *, progress: Progress = lambda line: None) -> AsyncIterator[Stack]:
-    """Service and nodes. `folder` gets the nodes' logs and their settings (which hold the token, so it is private).
+async def serving(
+    config: PolarConfig, folder: Path, *, progress: Progress = lambda line: None, stop: asyncio.Event | None = None
+) -> AsyncIterator[Stack]:
+    """Service and nodes. `folder` gets the nodes' logs and their settings (which hold the token, so it is private). The service takes tasks
+    while the nodes' engines are waited for (`gateway.engine_wait_s`); a `stop` that is set meanwhile leaves it without nodes.
 
     Raises `SandboxError` with the end of its log where a node does not come up the first time.
     """
+    stop = stop or asyncio.Event()
     async with serving_rollout(config, progress=progress) as stack:
+        if not await unless(stop, _engines_up(config, progress)):
+            yield stack
+            return
         settings = config.model_copy(deep=True)
         settings.rollout.token = stack.token
         settings.gateway.rollout_server_url = settings.gateway.rollout_server_url or stack.url
@@ -122,6 +130,13 @@ async def serving(config: PolarConfig, folder: Path, *, progress: Progress = lam
         finally:
             await asyncio.gather(*(child.stop() for child in children))
             file.unlink(missing_ok=True)
+
+
+async def _engines_up(config: PolarConfig, progress: Progress) -> None:
+    """Each address is asked, and waited for, once, whatever number of nodes has it."""
+    settings = [node.gateway_config for node in config.gateway.nodes]
+    waits = {(name, str(engine)): (name, engine, own.engine_wait_s) for own in settings for name, engine in own.engines.items()}
+    await asyncio.gather(*(engines_up({name: engine}, wait_s, progress) for name, engine, wait_s in waits.values()))
 
 
 class Child:

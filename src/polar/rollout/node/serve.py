@@ -16,6 +16,7 @@ from pathlib import Path
 from polar.errors import ConfigError, SandboxError
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import SWITCH_INTERVAL_S, serving, without_parent
+from polar.gateway.waiting import engines_up, unless
 from polar.rollout import roots
 from polar.rollout.config import NodeConfig, PolarConfig, Retry
 from polar.rollout.node.node import Node
@@ -122,8 +123,9 @@ async def run_node(
     watch_parent: bool = False,
     with_service: bool = True,
 ) -> None:
-    """Runs the node of that name until SIGINT or SIGTERM; a second signal ends the waiting for what still runs. `ready` gets lines for
-    people. With `watch_parent` it ends when its parent does, which has nobody else to tell it. Raises `KeyError` for an unknown node."""
+    """Runs the node of that name until SIGINT or SIGTERM, once its engines answer (`gateway.engine_wait_s`); a second signal ends the
+    waiting for what still runs. `ready` gets lines for people. With `watch_parent` it ends when its parent does, which has nobody else to
+    tell it. Raises `KeyError` for an unknown node."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = config.node(node_id)
     if settings.docker_host is not None:
@@ -139,6 +141,9 @@ async def run_node(
             loop.add_signal_handler(number, signalled)
     watcher = asyncio.create_task(without_parent(stop)) if watch_parent else None
     try:
+        own = settings.gateway_config
+        if not await unless(stop, engines_up(own.engines, own.engine_wait_s, ready)):
+            return
         async with serving_node(
             settings,
             service_url=config.rollout_url if with_service else None,
