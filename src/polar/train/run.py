@@ -47,6 +47,7 @@ def train(config: TrainConfig, *, progress: Progress | None = None, tell: Tell =
     `None` on ranks that follow. Raises `PolarError`: `ConfigError` for settings that do not fit each other or the machine, `NotTrainable`
     where what comes cannot be trained on, and what the parts raise.
     """
+    quiet_transformers()
     with join() as group:
         if not group.leads:
             group.follow(make_learner(config, group, group.broadcast(None)))
@@ -141,6 +142,13 @@ def _engines(config: TrainConfig) -> list[EngineAt] | None:
     """Those of the settings; `None`: those that the gateways name."""
     engine, mount = config.engine, config.sync.mount
     return None if engine.embedded else [EngineAt(url, engine.kind, engine.api_key, mount) for url in engine.urls]
+
+
+def quiet_transformers() -> None:
+    """Its bars of loaded weights would go over ours."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
 
 def model_folder(name: str) -> str:
