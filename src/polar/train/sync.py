@@ -157,7 +157,10 @@ class Syncer:
             await engine.update_weights(folder, version, timeout_s=self._load_timeout_s)
         else:
             await engine.load_adapter(folder, self._adapter, version, timeout_s=self._load_timeout_s)
-        told = await engine.weight_version()
+        try:
+            told = await engine.weight_version()
+        except ConfigError as error:  # not for "nothing has changed", which it would mean here
+            raise SyncFailed(f"{engine.url} does not say which weights it has: {error}") from error
         if told not in (None, version):
             raise SyncFailed(f"{engine.url} says that its weights are version {told}")
 
