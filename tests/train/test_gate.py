@@ -89,3 +89,34 @@ def test_another_tokenizer_or_template_is_named(field: str, suspect: str) -> Non
 def test_numbers_that_do_not_line_up_are_an_error() -> None:
     with pytest.raises(ValueError, match="30 trained ids and 29"):
         compare([trace()], [own(trace())[1:]], FACTS)
+
+
+def test_one_row_in_many_that_differs_is_not_drowned_by_the_rest() -> None:
+    rows = [trace() for _ in range(40)]
+    found = [own(row) for row in rows]
+    found[7] = found[7] - np.float32(0.3)
+    report = compare(rows, found, FACTS)
+    assert report.whole.mean < report.threshold.mean
+    assert not report.open
+    assert "mean 0.3 over the 30 of session 's'" in str(report)
+
+
+def test_numbers_that_are_none_shut_the_gate() -> None:
+    row = trace()
+    assert not compare([row], [np.full(30, np.nan, np.float32)], FACTS).open
+
+
+@pytest.mark.parametrize(
+    ("row", "facts", "provenance", "suspect"),
+    [
+        (trace(), FACTS, [{"tokenizer_hash": "other"}], "tokenizer"),
+        (trace(), FACTS, [{"template_hash": "other"}], "chat_template"),
+        (trace(temperature=0.6), FACTS, [], "temperature"),
+    ],
+)
+def test_what_rows_say_of_themselves_is_enough(row: Trace, facts: Facts, provenance: list[dict[str, str]], suspect: str) -> None:
+    report = compare([row], [own(row)], facts, provenance=provenance)
+    assert not report.open
+    assert [name for name, _ in report.suspects] == [suspect]
+    with pytest.raises(NotTrainable, match="though recorded and recomputed log-probabilities agree"):
+        report.check()

@@ -1,8 +1,9 @@
 """The gate before a step: does the trainer give the recorded ids the log-probabilities that the engine gave them when it sampled them?
 
 If it does not, something between the two is wrong, and a step would train on ratios that mean nothing. The comparison is over rows as they
-were delivered, so it sees everything in between: weights, template, tokenizer, alignment, temperature, policy version. It runs before
-anything is trained; a failed one stops the run with its cause.
+were delivered, so it sees everything in between: weights, template, tokenizer, alignment, temperature, policy version. What rows say of
+themselves is compared as well: ids of another tokenizer, prompts of another template or samples of another temperature shut the gate even
+where the numbers happen to agree. It runs before anything is trained; a failed one stops the run with its cause.
 
 Knows no engine and no file: rows, log-probabilities and facts in, a report out.
 """
@@ -10,7 +11,7 @@ Knows no engine and no file: rows, log-probabilities and facts in, a report out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,16 @@ class Threshold:
     largest: float = 1.0
     """Of the 99.9th percentile: one token may differ by chance of rounding, one in a thousand may not."""
 
+    @property
+    def row(self) -> float:
+        """Of the mean over each row of `ROW_TOKENS` tokens and more: one engine of many may be wrong, and drown in the mean over all."""
+        return ROW_FACTOR * self.mean
+
+
+ROW_TOKENS = 16
+ROW_FACTOR = 5.0
+"""How much more than all tokens those of one row may differ."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -46,20 +57,32 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Report:
     """`whole`: over all tokens; `by`: over those of each harness, and of each turn (`turn 0`, ...). `suspects`: the likeliest cause first,
-    with what speaks for it; empty where the gate is open."""
+    with what speaks for it; empty where the gate is open. `worst`: the row that differs most, with its session."""
 
     whole: Part
     by: Mapping[str, Part]
     open: bool
     suspects: tuple[tuple[Suspect, str], ...] = ()
     threshold: Threshold = field(default_factory=Threshold)
+    worst: tuple[str, Part] | None = None
 
     def __str__(self) -> str:
         said = f"mean {self.whole.mean:.2g}, largest {self.whole.largest:.2g} over {self.whole.tokens:,} tokens"
         if self.open:
             return f"recorded and recomputed log-probabilities agree ({said})"
         why = "; ".join(f"{name}: {detail}" for name, detail in self.suspects)
+        if not self.differs:
+            return f"rows are not of this policy, though recorded and recomputed log-probabilities agree ({said}). Look at {why}"
+        if self.worst is not None and self.worst[1].mean > self.threshold.row:
+            said += f"; mean {self.worst[1].mean:.2g} over the {self.worst[1].tokens:,} of session {self.worst[0]!r}"
         return f"recorded and recomputed log-probabilities differ ({said}; allowed: mean {self.threshold.mean:g}). Look at {why}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether the numbers are beyond the threshold, or are none (NaN), whatever the rows say of themselves."""
+        whole, limit = self.whole, self.threshold
+        rows_agree = self.worst is None or self.worst[1].mean <= limit.row
+        return not (whole.mean <= limit.mean and whole.largest <= limit.largest and rows_agree)
 
     def check(self) -> None:
         """Raises `NotTrainable` if the gate is shut."""
@@ -95,13 +118,14 @@ def compare(
     threshold = threshold or Threshold()
     gaps: list[Floats] = []
     keys: dict[str, list[Floats]] = {}
-    recorded_all: list[Floats] = []
     stale: set[str] = set()
+    worst: tuple[str, Part] | None = None
     for trace, found in zip(traces, recomputed, strict=True):
         places = np.flatnonzero(trace.mask)
         if len(found) != len(places):
             raise ValueError(f"row of session {trace.session!r}: {len(places)} trained ids and {len(found)} recomputed log-probabilities")
         gap = np.asarray(found, np.float32) - trace.logprobs[places]
+        own: list[Floats] = []
         for turn, span in enumerate(span for span in trace.spans if span.trained):
             inside = (places >= span.start) & (places < span.end)
             if facts.policy_version is not None and span.policy_version not in (None, facts.policy_version):
@@ -109,19 +133,24 @@ def compare(
                     stale.add(str(span.policy_version))
                 continue
             part = gap[inside]
-            gaps.append(part)
-            recorded_all.append(trace.logprobs[places][inside])
+            own.append(part)
             for key in (f"harness {trace.metadata.get('harness', 'unknown')}", f"turn {turn}"):
                 keys.setdefault(key, []).append(part)
-    whole = _part(gaps)
-    passed = not stale and whole.mean <= threshold.mean and whole.largest <= threshold.largest
-    suspects = () if passed else _suspects(traces, recomputed, facts, provenance, stale)
-    return Report(whole, {key: _part(parts) for key, parts in keys.items()}, passed, suspects, threshold)
+        gaps += own
+        row = _part(own)
+        if row.tokens >= ROW_TOKENS and (worst is None or row.mean > worst[1].mean):
+            worst = (trace.session, row)
+    told = _told(traces, facts, provenance, stale)
+    report = Report(_part(gaps), {key: _part(parts) for key, parts in keys.items()}, True, (), threshold, worst)
+    if not told and not report.differs:
+        return report
+    return replace(report, open=False, suspects=(*told, *(_seen(traces, recomputed, not told) if report.differs else ())))
 
 
-def _suspects(
-    traces: Sequence[Trace], recomputed: Sequence[Floats], facts: Facts, provenance: Sequence[Mapping[str, Any]], stale: set[str]
+def _told(
+    traces: Sequence[Trace], facts: Facts, provenance: Sequence[Mapping[str, Any]], stale: set[str]
 ) -> tuple[tuple[Suspect, str], ...]:
+    """What the rows say of themselves that is not so of the trainer."""
     found: list[tuple[Suspect, str]] = []
     if stale:
         versions = ", ".join(sorted(stale))
@@ -131,9 +160,17 @@ def _suspects(
         theirs = {str(one[field_name]) for one in provenance if one.get(field_name)}
         if own is not None and theirs - {own}:
             found.append((name, f"the rows' is {sorted(theirs)[0][:12]}, the trainer's {own[:12]}"))  # type: ignore[arg-type]
-    temperatures = {float(t) for trace in traces for span in trace.spans if (t := span.sampling.get("temperature")) is not None}
-    if temperatures - {facts.temperature}:
-        found.append(("temperature", f"rows were sampled at {sorted(temperatures)}, the trainer computes for {facts.temperature:g}"))
+    trained = [span for trace in traces for span in trace.spans if span.trained]
+    other = {float(t) for span in trained if (t := span.sampling.get("temperature")) is not None} - {facts.temperature}
+    if other:
+        said = ", ".join(f"{temperature:g}" for temperature in sorted(other))
+        found.append(("temperature", f"rows were sampled at {said}, the trainer computes for {facts.temperature:g}"))
+    return tuple(found)
+
+
+def _seen(traces: Sequence[Trace], recomputed: Sequence[Floats], alone: bool) -> tuple[tuple[Suspect, str], ...]:
+    """What the numbers look like. `alone`: nothing else explains them."""
+    found: list[tuple[Suspect, str]] = []
     if (shift := _shift(traces, recomputed)) is not None:
         found.append(
             (
@@ -141,7 +178,7 @@ def _suspects(
                 f"the recorded values fit the ids {abs(shift)} place{'s' if abs(shift) > 1 else ''} {'later' if shift > 0 else 'earlier'}",
             )
         )
-    if not found:
+    if not found and alone:
         found.append(
             ("weights", "nothing else explains it: the engine's weights are not the trainer's (a reload that failed or was half done?)")
         )
