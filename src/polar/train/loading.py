@@ -14,7 +14,7 @@ second copy.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -96,13 +96,17 @@ def load_model(
         base = _with_saved_adapter(base, Path(adapter), trainable)
     elif lora is not None:
         base = _with_new_adapter(base, lora)
-    _check_head(base)
+    _check_adapter(base)
+    return _finished(base, gradient_checkpointing, trainable)
+
+
+def _finished(model: Any, gradient_checkpointing: bool, trainable: bool) -> Any:
     if gradient_checkpointing:
-        checkpoint_gradients(base)
+        checkpoint_gradients(model)
     if not trainable:
-        base.requires_grad_(False)
-    base.train(trainable)
-    return base
+        model.requires_grad_(False)
+    model.train(trainable)
+    return model
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
@@ -144,33 +148,89 @@ def reference_of(policy: Policy, model: str, **how: Any) -> Policy:
     return load_policy(model, temperature=policy.temperature, trainable=False, **how)
 
 
+GATHER = "polar_gather"
+"""What a model in pieces is asked for its whole weights by; `polar.train.shares` sets it."""
+
+
+def whole_weights(model: Any) -> dict[str, Tensor]:
+    """As `state_dict`, in one piece wherever the weights lie."""
+    gather: Callable[[], dict[str, Tensor]] | None = getattr(model, GATHER, None)
+    return dict(model.state_dict()) if gather is None else gather()
+
+
 def merged_weights(model: Any) -> dict[str, Tensor]:
     """The weights that the policy computes with, by their names in the base: each adapted one with its `alpha / r * B A` added in float32
     and rounded once. A new dictionary; the model and its adapter stay as they are. Without an adapter, just its weights."""
+    weights = whole_weights(model)
     if not hasattr(model, "disable_adapter"):
-        return dict(model.state_dict())
-    added = {
-        name: layer.get_delta_weight(model.active_adapter)
-        for name, layer in model.get_base_model().named_modules()
-        if hasattr(layer, "get_delta_weight") and model.active_adapter in layer.lora_A
-    }
-    weights: dict[str, Tensor] = {}
-    for name, value in model.get_base_model().state_dict().items():
-        if ".lora_" in name:
+        return weights
+    adapter = str(model.active_adapter)
+    for name, layer in model.named_modules():
+        if not hasattr(layer, "lora_A") or adapter not in layer.lora_A:
             continue
-        layer = name.removesuffix(".base_layer.weight")
-        if layer != name and layer in added:
-            delta = added[layer]
-            wide = torch.promote_types(torch.float32, value.dtype)
-            value = (value.to(wide) + delta.to(wide)).to(value.dtype)
-        weights[name.replace(".base_layer.", ".")] = value
-    return weights
+        down, up = (weights[f"{name}.{part}.{adapter}.weight"] for part in ("lora_A", "lora_B"))
+        base = weights[f"{name}.base_layer.weight"]
+        wide = torch.promote_types(torch.float32, base.dtype)
+        added = (up.to(wide) @ down.to(wide)) * layer.scaling[adapter]
+        if getattr(layer, "fan_in_fan_out", False):
+            added = added.T
+        weights[f"{name}.base_layer.weight"] = (base.to(wide) + added).to(base.dtype)
+    return {
+        name.removeprefix("base_model.model.").replace(".base_layer.", "."): value
+        for name, value in weights.items()
+        if ".lora_" not in name
+    }
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """What `load_policy` takes: the whole model, or its adapter alone."""
+    model.save_pretrained(folder, state_dict=whole_weights(model))
 
 
 def save_merged(model: Any, folder: Path) -> None:
     """A model without an adapter that computes what this one does, for an engine or a user."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.save_pretrained(folder, state_dict=merged_weights(model))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A loaded model without its weights: enough to build one like it elsewhere."""
+
+    config: Any
+    dtypes: tuple[torch.dtype, ...]
+    """Of its parameters: parts of some models are kept in float32."""
+    adapter: Any = None
+    """peft's configuration."""
+
+
+def shape_of(model: Any) -> Shape:
+    adapter = model.peft_config[model.active_adapter] if hasattr(model, "peft_config") else None
+    return Shape(model.config, tuple(one.dtype for one in model.parameters()), adapter)
+
+
+def empty_model(
+    shape: Shape,
+    *,
+    dtype: str = "float32",
+    attention: str = "sdpa",
+    gradient_checkpointing: bool = False,
+    trainable: bool = True,
+    **_: Any,
+) -> Any:
+    """A model as `load_model` gives, on the CPU, with anything in weights and buffers: memory that is never touched costs nothing."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape.config, dtype=_dtype(dtype), attn_implementation=attention)
+        if shape.adapter is not None:
+            model = _peft().get_peft_model(model, shape.adapter)
+    for one, kind in zip(model.parameters(), shape.dtypes, strict=True):
+        one.data = one.data.to(kind)
+    model.to_empty(device="cpu")
+    inner = model.get_base_model() if shape.adapter is not None else model
+    inner.tie_weights()
+    return _finished(model, gradient_checkpointing, trainable)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -260,8 +320,11 @@ def _with_saved_adapter(base: Any, folder: Path, trainable: bool) -> Any:
         raise ConfigError(f"the adapter in {folder} does not fit {type(base).__name__}: {str(error).splitlines()[0]}") from error
 
 
-def _check_head(model: Any) -> None:
+def _check_adapter(model: Any) -> None:
     """The head's weight is used as it is (`Policy.head_weight`): what an adapter adds to it would be left out without a word."""
+    for config in getattr(model, "peft_config", {}).values():
+        if config.peft_type != "LORA" or config.use_dora or config.modules_to_save or config.bias != "none":
+            raise ConfigError("only plain LoRA adapters can be trained: no other kind, no DoRA, no biases, no modules_to_save")
     for part in (model.get_output_embeddings(), model.get_input_embeddings()):
         if hasattr(part, "base_layer") or hasattr(part, "modules_to_save"):
             raise ConfigError("a LoRA adapter of the LM head or the embeddings is not supported: leave them out of lora.target_modules")

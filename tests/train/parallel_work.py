@@ -1,0 +1,98 @@
+"""What each process of `test_parallel.py` runs: every case, one after the other, with results in a folder. Started like a training run: by
+its environment. Without one it is a single process, whose results the others' must equal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polar.train.checkpoints import RunState, restore, save
+from polar.train.learner import Learner, Optimisation
+from polar.train.loading import LoraSettings, save_merged
+from polar.train.loss import Loss
+from polar.train.parallel import Parallel, join
+from polar.train.rows import Row
+
+VOCABULARY = 61
+HOW = Optimisation(lr=1e-2, token_budget=40, minibatches=2, schedule="linear", warmup_steps=3, total_steps=20)
+LORA = LoraSettings(r=4, alpha=8.0)
+CASES: dict[str, dict[str, Any]] = {
+    "whole": {"dtype": "float64"},
+    "checkpointing": {"dtype": "float64", "gradient_checkpointing": True},
+    "lora": {"dtype": "float64", "lora": LORA},
+    "bfloat16": {"dtype": "bfloat16"},
+    "lora-bfloat16": {"dtype": "bfloat16", "lora": LORA},
+}
+SIZES = ((12, 13, 14, 15, 16, 35, 9), (20,), (30, 9, 9))
+"""Of each batch's rows: more than the processes, fewer, and uneven ones."""
+
+
+def batch(number: int) -> list[Row]:
+    generator = torch.Generator().manual_seed(number)
+    rows = []
+    for place, size in enumerate(SIZES[number % len(SIZES)]):
+        ids = torch.randint(0, VOCABULARY, (size,), generator=generator)
+        places = torch.arange(5, size)
+        rows.append(Row(ids, places, torch.full((len(places),), -4.0), torch.full((len(places),), 0.02), 1.0 - place * 0.4))
+    return rows
+
+
+def trained(group: Parallel, model: str, case: str, sharding: Any, folder: Path) -> None:
+    """Six steps in two halves: the second goes on from a checkpoint of the first, as another run would."""
+    settings = dict(CASES[case])
+    torch.manual_seed(group.rank)  # only rank 0's draw counts
+    for half in (0, 1):
+        place = folder / "half" / "step-000003"
+        if half and "lora" in settings:
+            settings.pop("lora")
+            settings["adapter"] = str(place / "model")
+        elif half:
+            model = str(place / "model")
+        policy = group.load(model, sharding=sharding, **settings)
+        reference = group.reference(policy, model, sharding=sharding, **settings)
+        learner = group.learner(policy, HOW, Loss(beta=0.05), reference)
+        if not group.leads:
+            group.follow(learner)
+            continue
+        if half:
+            restore(place, learner)
+        work(learner, half, folder)
+        if group.world > 1:
+            group.broadcast(None)
+
+
+def work(learner: Learner, half: int, folder: Path) -> None:
+    reports = [asdict(learner.step(batch(number))) for number in range(3 * half, 3 * half + 3)]
+    (folder / f"reports-{half}.json").write_text(json.dumps(reports))
+    torch.save([one.double() for one in learner.logprobs(batch(0))], folder / f"logprobs-{half}.pt")
+    save(folder / ("last" if half else "half"), learner, RunState(3, 6 if half else 3))
+    save_merged(learner.policy.model, folder / f"merged-{half}")
+
+
+def one_more(group: Parallel, model: str, folder: Path, sharding: Any) -> None:
+    """From the checkpoint that a single process left."""
+    policy = group.load(model, sharding=sharding, dtype="float64")
+    learner = group.learner(policy, HOW, Loss())
+    if not group.leads:
+        return group.follow(learner)
+    restore(folder, learner)
+    work(learner, 1, folder)
+
+
+def main(model: str, results: str) -> None:
+    with join() as group:
+        for case in CASES:
+            for sharding in ("none", "full") if group.world > 1 else ("none",):
+                folder = Path(results) / f"{case}-{sharding}"
+                if group.leads:
+                    folder.mkdir(parents=True)
+                trained(group, model, case, sharding, folder)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
