@@ -61,6 +61,21 @@ def test_k3_is_exact_and_never_negative() -> None:
         grpo_loss(t(-1.0), t(0.0), t(1.0), t(-1.0), how=Loss(beta=0.1))
 
 
+def test_the_unbiased_kl_has_the_gradient_of_the_divergence_itself() -> None:
+    """Over a distribution of three tokens, whose expectation can be taken exactly; the plain one has another gradient."""
+    logits = t(0.3, -0.2, 0.9).requires_grad_()
+    reference = torch.log_softmax(t(1.0, 0.0, -0.5), 0)
+    new = torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad((new.exp() * (new - reference)).sum(), logits, retain_graph=True)
+    found = []
+    for unbiased in (True, False):
+        how = Loss(beta=1.0, tis_cap=None, unbiased_kl=unbiased)
+        terms = grpo_loss(new, torch.zeros_like(new), new.detach().exp(), new.detach(), reference=reference, how=how)
+        found.append(torch.autograd.grad(terms.loss, logits, retain_graph=True)[0])
+    torch.testing.assert_close(found[0], exact)
+    assert not torch.allclose(found[1], exact, atol=1e-2)
+
+
 def test_what_weighs_nothing_may_hold_anything() -> None:
     new = t(-1.0, float("nan"), grad=True)
     terms = grpo_loss(new, t(1.0, float("inf")), t(1.0, 0.0), t(-1.0, float("nan")))

@@ -9,6 +9,7 @@ step (the proximal one), and `recorded`, what the engine said when it sampled th
     correction = min(exp(old - recorded), cap)                            truncated importance sampling: Yao et al. 2025, "Your efficient RL
                                                                           framework secretly brings you off-policy RL training"
     kl = exp(reference - new) - (reference - new) - 1                     k3, Schulman 2020, "Approximating KL divergence"
+                                                                          (times ratio if `unbiased_kl`: DeepSeek-V3.2, arXiv:2512.02556)
     loss = sum over tokens of weight * (-correction * surrogate + beta * kl)
 
 `weight` carries the aggregation (`polar.train.weights`), so a batch's loss is the sum of its micro-batches' losses.
@@ -26,14 +27,15 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class Loss:
     """The settings. `clip_low` and `clip_high` are distances from a ratio of 1. `tis_cap` of `None` leaves the correction out; `beta` of 0
-    leaves the KL term out. `dual_clip`: for negative advantages, the surrogate is no less than `dual_clip * A` (Ye et al. 2020,
-    arXiv:1912.09729, eq. 5)."""
+    leaves the KL term out; with `unbiased_kl` the expectation of its gradient is that of the reverse KL divergence. `dual_clip`: for
+    negative advantages, the surrogate is no less than `dual_clip * A` (Ye et al. 2020, arXiv:1912.09729, eq. 5)."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28
     tis_cap: float | None = 2.0
     beta: float = 0.0
     dual_clip: float | None = None
+    unbiased_kl: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low < 1 or self.clip_high < 0:
@@ -134,7 +136,7 @@ def grpo_loss(
     if reference is not None:
         distance = reference[live] - new
         kl = torch.exp(distance) - distance - 1
-        term = term + how.beta * kl
+        term = term + how.beta * (kl * ratio if how.unbiased_kl else kl)
     with torch.no_grad():
         mismatch = torch.exp(-gap) + gap - 1
         sums = [part.sum() for part in (live, cut, ratio, kl, mismatch, capped)]
