@@ -10,12 +10,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from containers import Containers, containers  # noqa: F401 - a fixture
 
 from polar.errors import ConfigError, SandboxError, UnsafePath
 from polar.runtime import MountSpec
+from polar.runtime.container_exec import Container
 from polar.runtime.docker import DockerRuntime
 from polar.runtime.processes import find as found_processes
 from polar.runtime.reaper import reap
@@ -193,7 +195,35 @@ async def test_running_out_of_memory_is_said(containers: Containers) -> None:  #
     result = await runtime.exec(["python3", "-c", "x = bytearray(300 << 20)"])
     assert result.exit_code == 137
     assert b"memory limit" in result.stderr
-    assert (await runtime.exec("kill -9 $$")).stderr == b""  # another reason for 137
+    assert result.out_of_memory
+    killed = await runtime.exec("kill -9 $$")  # another reason for 137
+    assert (killed.stderr, killed.out_of_memory) == (b"", False)
+
+
+FIRST_GOES = "echo 1000 > /proc/1/oom_score_adj; python3 -c 'import os; [os.fork() for _ in range(3)]; x = bytearray(200 << 20)'; sleep 60"
+"""Fills the memory; the kernel ends the first process of the sandbox for it, and with that all of it."""
+
+
+async def test_a_sandbox_that_its_memory_limit_ends_keeps_what_was_written(
+    containers: Containers,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = await containers.start(memory_mb=64)
+    await runtime.exec("echo work > work.txt")
+    state = Container.state
+
+    async def told(container: Container) -> dict[str, Any]:
+        """Podman notes why a container ended with the second version of control groups only; Docker does always."""
+        said = await state(container)
+        return said if said["Running"] else {**said, "OOMKilled": True}
+
+    monkeypatch.setattr(Container, "state", told)
+    result = await runtime.exec(FIRST_GOES, timeout_s=60)
+    assert (result.exit_code, result.out_of_memory, result.timed_out) == (137, True, False)
+    assert b"memory limit" in result.stderr
+    assert await runtime.read("work.txt") == b"work\n"
+    assert (await runtime.exec("echo more >> work.txt && cat work.txt")).text == "work\nmore\n"
+    await runtime.end_processes()
 
 
 async def test_a_sandbox_full_of_processes_is_emptied_when_nothing_starts_any_more(containers: Containers) -> None:  # noqa: F811

@@ -51,6 +51,8 @@ class HarnessRun:
     answer: str | None
     stdout: Path
     stderr: Path
+    out_of_memory: bool = False
+    """Whether the sandbox's memory limit is known to have ended it."""
 
     @property
     def ok(self) -> bool:
@@ -170,7 +172,7 @@ class AgentRun:
         ready = self._set_up()
         await runtime.write(f"{runtime.home}/{_INSTRUCTION}", instruction.encode(), mode=0o600)
         started = time.monotonic()
-        exit_code, timed_out, tail, errors = 0, False, b"", b""
+        exit_code, timed_out, tail, errors, out_of_memory = 0, False, b"", b"", False
         with Output(folder, ready.endpoint.key) as output:
 
             def received(stream: Stream, data: bytes) -> None:
@@ -194,7 +196,7 @@ class AgentRun:
                     on_output=received,
                     keep_bytes=KEPT_BYTES,
                 )
-                exit_code, tail, errors = done.exit_code, done.stdout, done.stderr
+                exit_code, tail, errors, out_of_memory = done.exit_code, done.stdout, done.stderr, done.out_of_memory
                 timed_out = done.timed_out and limit == left
                 if not done.ok:
                     break
@@ -203,7 +205,7 @@ class AgentRun:
         key = ready.endpoint.key.encode()
         said = await asyncio.to_thread(out.path.read_bytes) if not out.cut and len(self.steps) < 2 else mask(tail, key)
         problem, answer = await asyncio.to_thread(self._judge, exit_code, timed_out, duration_s, said, mask(errors, key))
-        return HarnessRun(exit_code, problem, timed_out, duration_s, answer, out.path, output.logs["stderr"].path)
+        return HarnessRun(exit_code, problem, timed_out, duration_s, answer, out.path, output.logs["stderr"].path, out_of_memory)
 
     async def collect(self, runtime: Runtime, folder: Path) -> Collected:
         """Fetches patch, transcript and artifacts into `folder`, after a timeout as well. What the agent did to them is told in the

@@ -200,7 +200,7 @@ class SessionResult(BaseModel):
     sampled_tokens: Tokens = 0
     error_code: str | None = None
     """Stable, for programs: `sandbox`, `engine`, `store`, `evaluator`, `harness_no_call`, `lease_lost`, `agent_timeout`, `max_turns`,
-    `max_tokens`, `context_overflow`, `harness_exit`, `cancelled`, ..."""
+    `max_tokens`, `context_overflow`, `out_of_memory`, `harness_exit`, `cancelled`, ..."""
     answer: str | None = None
     exit_code: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)

@@ -66,6 +66,9 @@ class ExecResult:
     duration_s: float
     timed_out: bool = False
     truncated: bool = False
+    out_of_memory: bool = False
+    """Whether it is known that the sandbox's memory limit ended it. Only containers can tell: elsewhere each process is limited by its
+    own, which shows as a failed allocation, and a 137 may be anybody's kill."""
 
     @property
     def ok(self) -> bool:

@@ -75,13 +75,7 @@ class Container:
     async def settle(self, workdir: str, spare_home: str) -> None:
         """Finds out where its processes are, who its user is and where that user's home is, and makes the folders that are missing.
         Raises `SandboxError` where that can't be, and where there is not even a shell."""
-        for _ in range(BEGIN_TRIES if self.daemon.local else 0):
-            # for a moment its first process is still the program that makes containers
-            self.here = belongs(self.first, self.place.id)
-            if self.here or not Path(f"/proc/{self.first}").exists():  # noqa: ASYNC240 - asks the kernel, no disk
-                break
-            await asyncio.sleep(0.01)
-        self._oom_kills = oom_kills(self.first) if self.here else None
+        await self._locate()
         script = ["/bin/sh", "-c", _SETTLE, "polar", workdir, spare_home]
         made = await self.run(script, cwd="/", timeout_s=60)
         ids, _, home = made.text.strip().partition(" ")
@@ -90,6 +84,23 @@ class Container:
         if not made.ok or not home:
             raise SandboxError(f"the sandbox {self.place.id} cannot run /bin/sh, or has no place for {workdir}: {made.tail()}")
         self.ids, self.home = ids, home
+
+    async def _locate(self) -> None:
+        for _ in range(BEGIN_TRIES if self.daemon.local else 0):
+            # for a moment its first process is still the program that makes containers
+            self.here = belongs(self.first, self.place.id)
+            if self.here or not Path(f"/proc/{self.first}").exists():  # noqa: ASYNC240 - asks the kernel, no disk
+                break
+            await asyncio.sleep(0.01)
+        self._oom_kills = oom_kills(self.first) if self.here else None
+
+    async def _revive(self) -> None:
+        """Starts it again after its memory limit ended all of it: what programs inside did must not cost what they wrote. Its files are as
+        they were; it has no processes, and no way to the gateway any more. Raises `SandboxError`."""
+        with said(f"starting the sandbox {self.place.id} again"):
+            await even_if_cancelled(self.daemon.docker.containers.container(self.id).start())
+        self.first = int((await self.state()).get("Pid") or 0)
+        await self._locate()
 
     async def run(
         self,
@@ -158,13 +169,24 @@ class Container:
             raise SandboxError(f"a command in the sandbox {self.place.id} has processes that cannot be ended: {left[:10]}")
 
     async def _why(self, code: int, tail: Tail) -> None:
-        """Raises `SandboxError` if the whole container ended; says in the command's stderr where memory ran out."""
+        """Raises `SandboxError` if the whole container ended, but for want of memory; says in the command's stderr where that ran out."""
         state = await self.state()
+        for _ in range(BEGIN_TRIES):
+            if not state.get("Running") or not self.here or belongs(self.first, self.place.id):
+                break
+            await asyncio.sleep(0.05)  # its first process is gone, and the daemon has not seen it yet
+            state = await self.state()
         if not state.get("Running"):
-            memory = " for want of memory" if state.get("OOMKilled") else ""
-            raise SandboxError(f"the sandbox {self.place.id} was ended{memory} while a command ran (exit code {state.get('ExitCode')})")
-        before, self._oom_kills = self._oom_kills, oom_kills(self.first) if self.here else None
-        if code == KILLED and before is not None and self._oom_kills is not None and self._oom_kills > before:
+            if not state.get("OOMKilled"):
+                raise SandboxError(f"the sandbox {self.place.id} was ended while a command ran (exit code {state.get('ExitCode')})")
+            await self._revive()
+            tail.out_of_memory = True
+        elif code == KILLED and self.here:
+            before, self._oom_kills = self._oom_kills, oom_kills(self.first)
+            tail.out_of_memory = before is not None and self._oom_kills is not None and self._oom_kills > before
+        elif code == KILLED:
+            tail.out_of_memory = bool(state.get("OOMKilled"))
+        if tail.out_of_memory:
             tail.add("stderr", b"[polar] killed: the sandbox's memory limit was reached\n")
 
     async def end_all(self) -> None:
@@ -240,13 +262,14 @@ class Container:
                 pause = min(pause * 2, 2.0)
 
     async def _shown(self, exec_id: str) -> dict[str, Any]:
-        """What the daemon says of the exec. Raises `SandboxError` where the container ended under it."""
+        """What the daemon says of the exec. Raises `SandboxError` where the container ended under it, but for want of memory."""
         try:
             return await self.daemon.docker.containers.exec(exec_id).inspect()
         except aiodocker.DockerError as error:
             if error.status in (404, 409) and not (state := await self.state()).get("Running"):
-                memory = " for want of memory" if state.get("OOMKilled") else ""
-                raise SandboxError(f"the sandbox {self.place.id} was ended{memory} while a command ran") from error
+                if state.get("OOMKilled"):
+                    return {"Running": False, "ExitCode": KILLED}
+                raise SandboxError(f"the sandbox {self.place.id} was ended while a command ran") from error
             raise
 
     async def _inside(self, argv: Sequence[str]) -> bytes:

@@ -32,6 +32,7 @@ class Tail:
         self._on_output = on_output
         self._kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.truncated = False
+        self.out_of_memory = False
 
     def add(self, stream: Stream, data: bytes) -> None:
         if stream == "stdout" and self._head is not None:
@@ -64,4 +65,4 @@ class Tail:
         for kept in self._kept.values():
             self._cut(kept)
         out, err = (bytes(self._kept[name]) for name in ("stdout", "stderr"))
-        return ExecResult(exit_code, out, err, time.monotonic() - began, timed_out, self.truncated)
+        return ExecResult(exit_code, out, err, time.monotonic() - began, timed_out, self.truncated, self.out_of_memory)

@@ -306,6 +306,7 @@ class Attempt:
             exit_code=None if ran is None else ran.exit_code,
             problem=None if ran is None else ran.problem,
             timed_out=ran is not None and ran.timed_out,
+            out_of_memory=ran is not None and ran.out_of_memory,
             refusal=None if capture is None else capture.refusal,
             engine_down=self._engine_down,
         )

@@ -57,6 +57,8 @@ class Facts:
     problem: str | None = None
     """The harness's own truth about its run; `None`: it succeeded."""
     timed_out: bool = False
+    out_of_memory: bool = False
+    """The sandbox's memory limit ended the harness, as its runtime knows."""
     refusal: Refusal | None = None
     """Why the session's last call was refused; `None` where it was answered, or there was none."""
     engine_down: str | None = None
@@ -102,6 +104,8 @@ def judge(facts: Facts) -> Judgement:
         return Judgement("policy", "agent_timeout", "the agent's time was over")
     if facts.refusal is not None and facts.refusal.boundary == "context_overflow":
         return Judgement("policy", "context_overflow", facts.refusal.message)
+    if facts.problem is not None and facts.out_of_memory:
+        return Judgement("policy", "out_of_memory", f"the sandbox's memory limit ended the agent ({facts.problem})")
     if facts.problem is not None:
         return Judgement("policy", "harness_exit", facts.problem)
     return Judgement("graded")
