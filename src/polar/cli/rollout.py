@@ -108,17 +108,17 @@ def wait(tasks: Annotated[list[str], typer.Argument(help="Tasks to wait for.")],
 
 
 def service(url: str | None) -> tuple[str, str | None]:
-    """Where the service is, and its token if one is known."""
+    """Where the service is, and its token where one was set; `None`: the client looks for what a service of this user keeps."""
     import os
 
     from polar.rollout import settings
-    from polar.rollout.client import service_token, service_url
+    from polar.rollout.client import service_url
 
     token = os.environ.get("POLAR_TOKEN")
     if url is None and not os.environ.get("POLAR_URL") and settings.find(None) is not None:
         found = settings.load()
         url, token = found.rollout_url, token or found.rollout.token
-    return service_url(url), token or service_token()
+    return service_url(url), token
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -41,15 +41,35 @@ def service_token(given: str | None = None) -> str | None:
         return None
 
 
+class _Bearer(httpx.Auth):
+    """The token that was given, else the one that is found. A service that starts for the first time makes its token then: where a found
+    one is refused, it is looked for again."""
+
+    def __init__(self, given: str | None) -> None:
+        self._given = given
+        self._token = service_token(given)
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        used = self._token
+        answer = yield self._signed(request)
+        if answer.status_code == 401 and self._given is None:
+            self._token = service_token()
+            if self._token != used:
+                yield self._signed(request)
+
+    def _signed(self, request: httpx.Request) -> httpx.Request:
+        if self._token:
+            request.headers["authorization"] = f"Bearer {self._token}"
+        return request
+
+
 class AsyncClient:
     """`url`, `token`: see `service_url`, `service_token`. `patience_s`: how long a service that does not answer is waited for."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, timeout_s: float = 60.0, patience_s: float = 60.0) -> None:
         self.url = service_url(url)
         self.patience_s = patience_s
-        found = service_token(token)
-        headers = {"authorization": f"Bearer {found}"} if found else {}
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s)
+        self._http = httpx.AsyncClient(base_url=self.url, auth=_Bearer(token), timeout=timeout_s)
 
     async def __aenter__(self) -> Self:
         return self

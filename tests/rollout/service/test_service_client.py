@@ -196,6 +196,25 @@ def test_commands_find_the_token_that_the_service_keeps(service_url: str, tmp_pa
     assert result.exit_code == 0, result.output
 
 
+async def test_a_token_that_the_service_makes_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLAR_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("POLAR_TOKEN", raising=False)
+    (tmp_path / "home").mkdir()
+    file = tmp_path / "home" / "rollout.token"
+    async with stub_rollouts(tmp_path) as (_, url), AsyncClient(url) as polar:
+        with pytest.raises(RolloutError, match="token"):
+            await polar.status()
+        file.write_text(TOKEN)
+        assert await polar.submit(task()) == "t"
+        assert (await polar.wait("t"))[0].status == "completed"
+        file.write_text("another service's")
+        await polar.status()  # what works stays
+    async with stub_rollouts(tmp_path / "home") as (_, url), AsyncClient(url, "wrong") as polar:
+        file.write_text(TOKEN)
+        with pytest.raises(RolloutError, match="token"):  # one that was given is never replaced
+            await polar.status()
+
+
 async def test_a_submission_that_is_repeated_is_one_task(tmp_path: Path) -> None:
     async with running_service(tmp_path) as (_, url), AsyncClient(url, TOKEN) as polar, http(url) as raw:
         assert await polar.submit(task(), idempotency_key="k") == "t"
