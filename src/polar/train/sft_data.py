@@ -1,9 +1,8 @@
 """What a supervised run trains on: rows of ids with a mask, from any form of `polar export` or anybody's conversations. Knows no model.
 
 Rows with ids (`tokens`, `rl`) are taken as they are: exactly what a model saw and sampled. They mean something under one tokenizer only, so
-an export whose manifest names another one, or another template, is refused. Conversations (`chat`) are rendered with the model's own
-renderer, the one that the gateway renders rollouts with, and the renderer says which ids are the model's own (its end of turn among them):
-a model is trained on the prompts that it will meet.
+an export whose manifest names another one, or another template, is refused. Conversations (`chat`) are rendered for the model
+(`polar.train.sft_render`), so that it is trained on the prompts that it will meet.
 
 All rows are held in memory, at five bytes a token.
 """
@@ -20,17 +19,13 @@ from typing import Any
 
 import numpy as np
 import orjson
-from renderers import create_renderer
-from renderers.base import build_training_sample
-from renderers.configs import config_from_name
 
-from polar.chat import Message
 from polar.errors import ConfigError
 from polar.export.read import Unreadable, rows_in
 from polar.export.rows import IGNORE
 from polar.records import Ids
-from polar.tokens.rendering import renderer_name, to_renderer
 from polar.tokens.tokenizer import Tokenizer
+from polar.train.sft_render import Conversations
 from polar.trajectory.conversation import message_from_chat, tool_from_chat
 from polar.trajectory.row import Mask
 
@@ -74,37 +69,6 @@ class Rows:
             digest.update(sample.ids.tobytes())
             digest.update(np.packbits(sample.mask).tobytes())
         return digest.hexdigest()
-
-
-class Conversations:
-    """Renders conversations for one model. Raises `ConfigError` where no renderer is known for it."""
-
-    def __init__(self, tokenizer: Tokenizer, renderer: str | None = None) -> None:
-        try:
-            name = renderer_name(tokenizer, model=tokenizer.name_or_path, renderer=renderer)
-        except ConfigError as error:
-            raise ConfigError(
-                f"conversations need the model's renderer ({error}). Give --renderer, or export the rows with ids: polar export --as tokens"
-            ) from error
-        default = config_from_name(name)
-        assert default is not None
-        try:
-            self._renderer = create_renderer(tokenizer, type(default)(thinking_retention="all"))
-        except (ValueError, AssertionError, TypeError) as error:
-            raise ConfigError(f"renderer {name} does not fit the tokenizer {tokenizer.name_or_path}: {error}") from error
-
-    def render(self, messages: Sequence[Message], tools: Sequence[Any], trained: Sequence[bool]) -> tuple[Ids, Mask]:
-        """`trained` is by message; only ids that a model would have sampled are trained, in those messages. Raises `ValueError` where the
-        template refuses the conversation or does not tell the model's ids from its own."""
-        dicts = to_renderer(messages)
-        made = build_training_sample(
-            self._renderer,
-            dicts,
-            tools=[tool.schema() for tool in tools] or None,
-            ensure_final_stop=True,
-            message_loss_mask=list(trained),
-        )
-        return np.array(made.token_ids, np.int32), np.array(made.loss_mask, np.bool_)
 
 
 def splits_of(data: Path) -> list[str]:
