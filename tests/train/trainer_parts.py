@@ -57,7 +57,7 @@ def session(
     row_rewards: Sequence[float | None] | None = None,
 ) -> SessionResult:
     """A session of one row (or as many as `row_rewards`), each of a prompt of 8 ids and `tokens` sampled ones."""
-    rng = np.random.default_rng(abs(hash((name, tokens))) % 2**32 if seed is None else seed)
+    rng = np.random.default_rng(len(name) if seed is None else seed)
     rows = []
     for number, own in enumerate([reward] if row_rewards is None else row_rewards):
         ids = rng.integers(0, VOCABULARY, 8 + tokens).astype(np.int32)
@@ -83,9 +83,10 @@ def session(
 
 
 def recorded_group(number: int, rewards: Sequence[float | None] = (1.0, 0.0), **more: Any) -> Group:
-    results = [
-        session(f"s{number}-{sample}", reward, group=f"g{number}", seed=1000 * number + sample, **more) for sample, reward in enumerate(rewards)
-    ]
+    names = [f"s{number}-{sample}" for sample in range(len(rewards))]
+    seeds = [1000 * number + sample for sample in range(len(rewards))]
+    drawn = zip(names, rewards, seeds, strict=True)
+    results = [session(name, reward, group=f"g{number}", seed=seed, **more) for name, reward, seed in drawn]
     return group_of(number, tuple(results))
 
 
@@ -117,7 +118,7 @@ class ListSource:
     def ready(self) -> Sequence[Group]:
         return self.waiting
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, over: bool = False) -> None:
         self.closed = True
 
 

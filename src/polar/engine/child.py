@@ -21,14 +21,14 @@ START_S = 180.0
 async def running_engine(model: str, folder: Path) -> AsyncIterator[str]:
     """`polar engine MODEL` on a free port; yields its URL once it answers. Its output is in `folder/engine.log`.
 
-    Raises `EngineUnavailable` with the end of that log where it does not come up.
+    It ends with this process, even if that is killed. Raises `EngineUnavailable` with the end of that log where it does not come up.
     """
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
     sock.close()
     url = f"http://127.0.0.1:{port}"
     log = folder / "engine.log"
-    command = [sys.executable, "-c", "from polar.cli import main; main()", "engine", model, "--port", str(port)]
+    command = [sys.executable, "-c", "from polar.cli import main; main()", "engine", model, "--port", str(port), "--child"]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT

@@ -56,7 +56,9 @@ class Source(Protocol):
         """Complete groups that are not taken yet."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self, *, over: bool = False) -> None:
+        """`over`: the run is done, and nobody will ask for what is not taken."""
+        ...
 
 
 class RecordedSource:
@@ -86,7 +88,7 @@ class RecordedSource:
     def ready(self) -> Sequence[Group]:
         return ()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, over: bool = False) -> None:
         """Nothing is open."""
 
 
@@ -189,12 +191,14 @@ class ServiceSource:
         done = (task for _, task in sorted(self._groups.items()) if task.done() and not task.cancelled() and task.exception() is None)
         return [task.result() for task in done]
 
-    async def aclose(self) -> None:
-        """Stops following; what runs at the service runs on, for the run to go on with."""
+    async def aclose(self, *, over: bool = False) -> None:
+        """Stops following. What runs at the service runs on, for the run to go on with, unless the run is over."""
         for task in self._groups.values():
             task.cancel()
         await asyncio.gather(*self._groups.values(), return_exceptions=True)
         self._groups.clear()
+        if over:
+            await self._cancel_what_runs_ahead(self._next)
 
     def _follow(self) -> None:
         while self._submitted < self._allowed:

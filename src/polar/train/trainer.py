@@ -128,12 +128,15 @@ class Trainer:
         """Until the last step, `stop`, or the end of a recorded source. Raises `NotTrainable` where the gate is shut or nothing that comes
         can be trained, and what its parts raise. Whatever ends it, the steps done are in a checkpoint, unless the last failed half-way."""
         self._saved = checkpoints.latest(self.checkpoints)
+        ended: Ended = "stopped"
         try:
             ended = await self._loop()
         finally:
-            await self.parts.source.aclose()
-            if not self._stepping and self.state.batches > self._saved_batches:
-                await self._save()
+            try:
+                if not self._stepping and self.state.batches > self._saved_batches:
+                    await self._save()
+            finally:
+                await self.parts.source.aclose(over=ended == "done")
         return Summary(ended, self.state.batches, self.state.policy_version, self._saved)
 
     async def _loop(self) -> Ended:
@@ -157,8 +160,9 @@ class Trainer:
 
     def _window(self) -> int:
         """Rollouts for the batch that is due and for `max_staleness` batches after it: what is asked for now is trained, at the latest, by
-        the step that is so many versions ahead."""
-        return self._position + self.config.batch.groups * (1 + self.config.max_staleness)
+        the step that is so many versions ahead. Nothing is rolled out for steps that the run will not take."""
+        left = self.config.steps - self.state.batches
+        return self._position + self.config.batch.groups * min(1 + self.config.max_staleness, left)
 
     async def _collect(self) -> tuple[list[Group], float] | None:
         """Enough groups for a batch, dropped ones included, and the seconds that took; `None`: there are no more.
