@@ -52,8 +52,8 @@ def submit(
             typer.echo(orjson.dumps([{"task_id": name, "status": "running"} for name in ids]).decode())
         for name in ids:
             say(f"{name} submitted")
-        for why in nobody_runs(tasks, client.nodes()):
-            say(why, style="yellow")
+        for name in ids:
+            _say_waits(name, client.task(name, results=False).waits_for)
         if not as_json and not wait_for:
             say(f"follow with: polar wait {' '.join(ids)}", style="dim")
     if wait_for:
@@ -148,21 +148,6 @@ def read_tasks(file: Path) -> list[dict[str, Any]]:
     return tasks
 
 
-def nobody_runs(tasks: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> list[str]:
-    """A line for each task that waits because no node which is up runs its backend: a misspelled one, or a node that is still to come."""
-    told = [node["metrics"].get("backends") for node in nodes if node["status"] == "up"]
-    if not told or not all(told):
-        return []
-    there = sorted({str(name) for names in told for name in names})
-    runtimes = [(task.get("task_id"), task.get("runtime") or {}) for task in tasks]
-    wanted = [(name, runtime.get("backend")) for name, runtime in runtimes if not runtime.get("import_path")]
-    return [
-        f"{name} waits: no node runs the backend {backend!r}; they run: {', '.join(there)}"
-        for name, backend in wanted
-        if backend is not None and backend not in there
-    ]
-
-
 def _service(client: Client, as_json: bool) -> None:
     told = client.status()
     if as_json:
@@ -182,12 +167,14 @@ def _service(client: Client, as_json: bool) -> None:
             break
         done = f"{row['completed_sessions']}/{row['total_sessions']}"
         shown.add_row(row["task_id"], row["status"], row["harness"], done, str(row["usable_sessions"]))
+        _say_waits(row["task_id"], row.get("waits_for"))
     out.print(shown)
 
 
 def _task(client: Client, name: str, as_json: bool) -> None:
     task = client.task(name, results=False)
     sessions = list(client.sessions(name))
+    _say_waits(name, task.waits_for)
     if as_json:
         typer.echo(orjson.dumps({**task.model_dump(exclude={"results"}), "sessions": sessions}).decode())
         return
@@ -232,6 +219,8 @@ async def _followed(url: str | None, ids: list[str], as_json: bool, shown: Statu
     groups: list[TaskResult] = []
     async with AsyncClient(place, token, patience_s=PATIENCE_S) as client:
         open_tasks = {name: await client.task(name, results=False) for name in ids}
+        for name, task in open_tasks.items():
+            _say_waits(name, task.waits_for)
         expected = sum(task.total_sessions for task in open_tasks.values())
         progress = asyncio.create_task(_progress(client, open_tasks, shown))
         try:
@@ -252,12 +241,20 @@ async def _progress(client: AsyncClient, tasks: dict[str, TaskStatus], shown: St
     """Keeps the line under the output true, until it is cancelled."""
     while True:
         for name in [name for name, task in tasks.items() if task.status == "running"]:
-            tasks[name] = await client.task(name, results=False)
+            before, tasks[name] = tasks[name].waits_for, await client.task(name, results=False)
+            if tasks[name].waits_for != before:
+                _say_waits(name, tasks[name].waits_for)
         done = sum(task.completed_sessions for task in tasks.values())
         total = sum(task.total_sessions for task in tasks.values())
         ended = sum(task.status != "running" for task in tasks.values())
         shown.update(f"{done}/{total} sessions, {ended}/{len(tasks)} tasks have ended")
         await asyncio.sleep(PROGRESS_S)
+
+
+def _say_waits(task: str, why: str | None) -> None:
+    """On stderr: a misspelled backend, a node that is still to come."""
+    if why is not None:
+        say(f"{task} waits: {why}", style="yellow")
 
 
 def _ended(group: TaskResult) -> str:

@@ -226,6 +226,8 @@ class TaskStatus(BaseModel):
     """Sessions by outcome, and `open`."""
     created: float = 0.0
     finished: float | None = None
+    waits_for: str | None = None
+    """Why its sessions that have not begun cannot: no node is up, or none that runs their backend."""
 
 
 class TaskResult(BaseModel):

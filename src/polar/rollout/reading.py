@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, case, func, select
 from polar.chat import JsonObject
 from polar.errors import RolloutError
 from polar.rollout.database import unpacked
-from polar.rollout.schedule import why_shared
+from polar.rollout.schedule import candidate, why_shared
 from polar.rollout.tables import attempts, deliveries, nodes, results, sessions, tasks
 
 MAX_PAGE = 1000
@@ -44,6 +44,7 @@ def task_body(connection: Connection, task: Row[Any], *, with_results: bool = Tr
     if delivery_id is None:
         head |= {"total_sessions": task.total, "completed_sessions": task.done, "error": None}
         head |= {"counts": counts(connection, task), "created": task.created, "finished": task.finished}
+        head["waits_for"] = waits(connection, [task.id]).get(task.id) if task.state == "running" else None
     else:
         head["delivery_id"] = delivery_id
     head["result_paths"] = [str(path) for path in connection.execute(paths).scalars()]
@@ -57,6 +58,23 @@ def task_body(connection: Connection, task: Row[Any], *, with_results: bool = Tr
         )
         bodies = [unpacked(body) for body in connection.execute(query).scalars()]
     return orjson.dumps(head)[:-1] + b',"results":[' + b",".join(bodies) + b"]}"
+
+
+def waits(connection: Connection, ids: Sequence[int]) -> dict[int, str]:
+    """Of these tasks, those with sessions that no node which is there could begin, and why."""
+    query = select(sessions.c.task, sessions.c.backend).where(sessions.c.task.in_(ids), sessions.c.state == "waiting").distinct()
+    wanted = connection.execute(query).all() if ids else []
+    if not wanted:
+        return {}
+    there = [candidate(row, 0, 0.0, None) for row in connection.execute(select(nodes).where(nodes.c.state == "up", ~nodes.c.drained))]
+    names = ", ".join(sorted({name for node in there for name in node.backends or ()}))
+    found = {}
+    for task, backend in wanted:
+        if not there:
+            found[task] = "no node is up"
+        elif not any(node.runs(backend) for node in there):
+            found[task] = f"no node that is up runs the backend {backend!r}; they run: {names}"
+    return found
 
 
 def counts(connection: Connection, task: Row[Any]) -> dict[str, int]:
@@ -90,7 +108,8 @@ def list_tasks(
     if cursor is not None:
         query = query.where(tasks.c.id < cursor_number(cursor))
     rows = connection.execute(query.order_by(tasks.c.id.desc()).limit(limit + 1)).all()
-    shown = [_task_line(row) for row in rows[:limit]]
+    waiting = waits(connection, [row.id for row in rows[:limit] if row.state == "running"])
+    shown = [{**_task_line(row), "waits_for": waiting.get(row.id)} for row in rows[:limit]]
     return {"tasks": shown, "next_cursor": str(rows[limit - 1].id) if len(rows) > limit else None}
 
 

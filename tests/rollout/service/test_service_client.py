@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,6 +214,62 @@ async def test_a_token_that_the_service_makes_later_is_found(tmp_path: Path, mon
         file.write_text(TOKEN)
         with pytest.raises(RolloutError, match="token"):  # one that was given is never replaced
             await polar.status()
+
+
+@pytest.mark.parametrize(
+    ("backends", "runtime", "why"),
+    [
+        ([["local", "docker"]], {"backend": "dokcer"}, "no node that is up runs the backend 'dokcer'; they run: docker, local"),
+        ([["local"], ["docker"]], {"backend": "docker"}, None),
+        ([["local"], None], {"backend": "docker"}, None),  # a node that does not say what it runs may run it
+        ([["docker"]], {"import_path": "mine:Runtime"}, None),
+        ([["docker"]], {}, None),
+        ([["docker"]], None, None),
+        ([], {"backend": "docker"}, "no node is up"),
+        ([], None, "no node is up"),
+    ],
+)
+async def test_a_task_that_no_node_can_begin_says_so(
+    tmp_path: Path, backends: list[list[str] | None], runtime: dict[str, str] | None, why: str | None
+) -> None:
+    nodes = [StubNode(f"n{place}", interval_s=30.0, metrics={"backends": told} if told else {}) for place, told in enumerate(backends)]
+    for node in nodes:
+        node.refuse = 503  # it waits in any case
+    async with stub_rollouts(tmp_path, nodes) as (_, url), AsyncClient(url, TOKEN) as polar:
+        await polar.submit(task(runtime=runtime))
+        async with asyncio.timeout(20):
+            while True:  # an attempt that is on its way to a node waits for nothing
+                status = await polar.task("t")
+                if (await anext(polar.sessions("t")))["state"] == "waiting":
+                    break
+        assert status.waits_for == why
+        assert [row["waits_for"] async for row in polar.tasks()] == [why]
+
+
+def test_commands_say_that_a_task_waits_and_for_what(
+    service_url: str, node: StubNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLAR_URL", service_url)
+    monkeypatch.setenv("POLAR_TOKEN", TOKEN)
+    node.metrics = {"backends": ["local"]}
+    said = "storm waits: no node that is up runs the backend 'dokcer'; they run: local"
+
+    def polar(*arguments: str, given: str | None = None) -> str:
+        result = CliRunner().invoke(app, list(arguments), input=given)
+        assert result.exit_code == 0, result.output
+        return " ".join(result.stderr.split())
+
+    with Client(service_url, TOKEN) as client:
+        while client.nodes()[0]["metrics"].get("backends") is None:
+            time.sleep(0.02)
+        assert said in polar("submit", "-", given=orjson.dumps(task("storm", 2, runtime={"backend": "dokcer"})).decode())
+        assert said in polar("status", "storm")
+        assert said in polar("status")
+        ends = threading.Timer(1.0, lambda: client.cancel("storm"))
+        ends.start()
+        result = CliRunner().invoke(app, ["wait", "storm"])
+        ends.join()
+    assert said in " ".join(result.stderr.split())
 
 
 async def test_a_submission_that_is_repeated_is_one_task(tmp_path: Path) -> None:
