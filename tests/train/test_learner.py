@@ -136,7 +136,9 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     assert json.loads((place / "run.json").read_text())["policy_version"] == 3
     torch.manual_seed(0)
     other = Policy(
-        AutoModelForCausalLM.from_config(Qwen3Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8))
+        AutoModelForCausalLM.from_config(
+            Qwen3Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8)
+        )
     )
     with pytest.raises(ConfigError, match="does not fit"):
         restore(place, Learner(other, HOW))

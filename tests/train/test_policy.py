@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, Qwen3_5ForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from polar.errors import ConfigError
@@ -155,6 +155,17 @@ def test_a_model_that_cannot_keep_rows_apart_is_refused_packing_with_a_word() ->
     batch = rows(4, 5, 6)
     assert policy.choose(batch) == "padded"
     torch.testing.assert_close(policy.logprobs(batch), [policy.logprobs([row], "plain")[0] for row in batch])
+
+
+def test_logits_that_are_capped_or_scaled_are_refused() -> None:
+    class Capped(Qwen3ForCausalLM):
+        def forward(self, *args: Any, **more: Any) -> Any:
+            found = super().forward(*args, **more)
+            found.logits = 3 * torch.tanh(found.logits)
+            return found
+
+    with pytest.raises(ConfigError, match="soft cap"):
+        Policy(Capped(qwen3().config))
 
 
 def test_attention_that_looks_back_a_bounded_way_is_refused_packing_with_a_word() -> None:

@@ -12,19 +12,23 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 64 << 20
-"""Of float32 logits at once; a chunk has at least one row."""
+"""Of float32 logits at once; a chunk has at least one row. About what a processor's cache holds."""
+CHUNK_BYTES_GPU = 512 << 20
+"""On a GPU, where every chunk reads the whole LM head from memory once more."""
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int | None = None) -> Tensor:
     """The log-probability of `targets[i]` under `softmax(hidden[i] @ weight.T / temperature)`.
 
     `hidden`: float[n, d]; `weight`: float[v, d], the LM head; `targets`: int64[n]. Returns float32[n] (float64 for float64 input), with
-    gradients to `hidden` and `weight`. `chunk` is in rows; `None` takes as many as fit `CHUNK_BYTES`.
+    gradients to `hidden` and `weight`. `chunk` is in rows; `None` takes as many as fit `CHUNK_BYTES`. Softmax and sums over chunks are in
+    float32 at least; products are in the weights' own format, forward and backward, as in any model.
     Raises `ValueError` for a temperature that is not over 0: at 0 nothing was sampled from a distribution.
     """
     if not temperature > 0:
         raise ValueError(f"temperature {temperature}: log-probabilities need one over 0")
-    rows = chunk or max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+    size = CHUNK_BYTES if hidden.device.type == "cpu" else CHUNK_BYTES_GPU
+    rows = chunk or max(1, size // (4 * weight.shape[0]))
     result: Tensor = _TokenLogprobs.apply(hidden, weight, targets, float(temperature), rows)  # type: ignore[no-untyped-call]
     return result
 
@@ -54,11 +58,19 @@ class _TokenLogprobs(torch.autograd.Function):
             share = -torch.exp(_logits(hidden[part], weight, ctx.temperature) - normalisers[part, None])
             share.scatter_add_(1, targets[part, None], torch.ones_like(share[:, :1]))
             share *= gradient[part, None] / ctx.temperature
+            share = share.to(weight.dtype)
             if to_hidden is not None:
-                to_hidden[part] = (share @ weight.to(share.dtype)).to(hidden.dtype)
+                to_hidden[part] = share @ weight
             if to_weight is not None:
-                to_weight.addmm_(share.T, hidden[part].to(share.dtype))
+                _add_product(to_weight, share.T, hidden[part])
         return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

@@ -14,7 +14,8 @@ Gradient checkpointing works with all of them; none uses a cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 import torch
@@ -36,12 +37,16 @@ SHARING_PAYS = 0.05
 
 
 class Policy:
-    """`model`: a transformers causal LM. `temperature`: what rollouts are sampled with (log-probabilities are of that distribution)."""
+    """`model`: a transformers causal LM. `temperature`: what rollouts are sampled with (log-probabilities are of that distribution).
+
+    Raises `ConfigError` for a model whose logits are anything but its LM head times its last hidden state (scaled or capped ones).
+    """
 
     def __init__(self, model: Any, *, temperature: float = 1.0) -> None:
         self.model = model
         self.temperature = temperature
         self.backbone: nn.Module = _backbone(model)
+        self._check_head()
         self._kernels: dict[tuple[torch.device, torch.dtype], Kernel | None] = {}
         self.why_not: dict[Way, str | None] = {"plain": None}
         """For each way, why this model cannot go it; `None` where it can."""
@@ -142,33 +147,50 @@ class Policy:
             self._kernels[key] = kernel_for(*key, heads, groups, size)
         return self._kernels[key]
 
+    def _check_head(self) -> None:
+        row = _probe_row(self.head_weight.shape[0], 0, 3)
+        with self._quietly():
+            found = self._logprobs([row], "plain")[0]
+            logits = self.model(input_ids=row.ids[None].to(self.device), use_cache=False).logits[0, row.places - 1].float()
+        expected = torch.log_softmax(logits / self.temperature, -1).gather(1, row.targets[:, None].to(self.device))[:, 0]
+        if (difference := float((expected - found).abs().max())) > ROUNDING:
+            raise ConfigError(
+                f"{type(self.model).__name__} makes its logits otherwise than by its LM head alone (a scale or a soft cap?), which is not "
+                f"supported: log-probabilities would be off by {difference:.3g}"
+            )
+
     def _probe(self, way: Way) -> str | None:
         """Tries the way on rows of a few ids. A leak is told by the same row after two different ones: same shapes and same arithmetic, so
         what it does not see cannot change it even in the last bit. It comes last in any order that a way may take."""
         size = self.head_weight.shape[0]
-        common = torch.arange(6) * 7 % size
-        first, other, second = (
-            _probe_row(torch.cat([common, torch.tensor([begin]), (torch.arange(8) * step + step) % size]))
-            for begin, step in ((0, 3), (min(1, size - 2), 5), (size - 1, 11))
-        )
-        was_training = self.model.training
-        self.model.eval()
+        first, other, second = (_probe_row(size, *kind) for kind in ((0, 3), (min(1, size - 2), 5), (size - 1, 11)))
         try:
-            with torch.no_grad():
+            with self._quietly():
                 plain = self._logprobs([second], "plain")[0]
                 after_first, after_other = (self._logprobs([before, second], way, grain=1)[1] for before in (first, other))
         except (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             return f"its forward pass refuses them ({error})"
-        finally:
-            self.model.train(was_training)
         if not torch.equal(after_first, after_other):
             return f"one row would leak into the next (log-probabilities change by {float((after_first - after_other).abs().max()):.3g})"
         if (difference := float((plain - after_first).abs().max())) > ROUNDING:
             return f"its log-probabilities would change by {difference:.3g}"
         return None
 
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Without gradients and dropout."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train(was_training)
 
-def _probe_row(ids: Tensor) -> Row:
+
+def _probe_row(vocabulary: int, begin: int, step: int) -> Row:
+    """A few ids that all such rows have in common, then `begin`, then others."""
+    ids = torch.cat([torch.arange(6) * 7 % vocabulary, torch.tensor([begin]), (torch.arange(8) * step + step) % vocabulary])
     places = torch.arange(6, len(ids))
     return Row(ids, places, torch.zeros(len(places)), torch.ones(len(places)), 0.0)
 
