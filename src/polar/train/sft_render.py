@@ -37,6 +37,7 @@ class Conversations:
             raise ConfigError(
                 f"conversations need the model's renderer ({error}). Give --renderer, or export the rows with ids: polar export --as tokens"
             ) from error
+        self._tokenizer = tokenizer
         self._rendering = Rendering(tokenizer, name, thinking_retention="all", arguments={})
         default = config_from_name(name)
         assert default is not None
@@ -86,7 +87,20 @@ class Conversations:
         stops = self._rendering.stop_token_ids
         if stops and (not ids or ids[-1] not in stops):
             ids.append(stops[0])
+        if self._rendering.opens_thinking(prompt):
+            ids = self._without_opening(ids, prompt)
         return np.array(ids, np.int32)
+
+    def _without_opening(self, ids: list[int], prompt: Ids) -> list[int]:
+        """What is left to sample where the prompt has opened the thinking block already (Qwen3.5 and later)."""
+        markers = self._rendering.markers
+        assert markers is not None  # without them, nothing tells that thinking is open
+        if not ids or ids[0] != markers.think or markers.think_end not in ids:
+            return ids
+        end = ids.index(markers.think_end)
+        start = int(np.flatnonzero(prompt == markers.think)[-1])
+        opened, thinking = self._tokenizer.decode(prompt[start + 1 :]), self._tokenizer.decode(ids[1:end])
+        return self._tokenizer.encode(thinking.removeprefix(opened)) + ids[end:]
 
     def _whole(self, messages: Sequence[Message], tools: Sequence[Tool], trained: Sequence[bool]) -> tuple[Ids, Mask]:
         schemas = [tool.schema() for tool in tools] or None
