@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from polar.chat import Answer, ChatDelta, FinishDelta, Message, Sampling, TextDelta, ThinkingDelta, ToolCallDelta, deltas
+from polar.tokens.live import LiveReader
 from polar.tokens.path import TokenPath
+from polar.tokens.rendering import Markers
+from polar.tokens.tokenizer import Tokenizer
 from tokens.samples import answers, split_ids
 from tokens.session import TOOLS, Session, user
 from tokens.test_laws import BAD_BLOCKS
@@ -132,3 +137,22 @@ def test_other_formats_emit_everything_at_the_end(qwen3_path: TokenPath) -> None
     reading = session.answer(plan, ids)
     assert reader.finish(reading) == list(deltas(reading.answer))
     assert reading.message == Message("assistant", "hello")
+
+
+def test_a_decoder_that_treats_the_start_of_a_text_specially_is_given_context() -> None:
+    backend = Backend(models.WordLevel({"\u2581a": 0, "\u2581b": 1}, unk_token="\u2581a"))
+    backend.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(backend, name_or_path="words", config={}, chat_template=None, hash="")
+    assert not tokenizer.decodes_in_pieces
+    reader = LiveReader(tokenizer, Markers(10, 11, 12, 13, frozenset({14})), prefilled=False)
+    made = [*reader.feed([0]), *reader.feed([1, 0]), *reader.feed([1])]
+    assert [delta.text for delta in made if isinstance(delta, TextDelta)] == ["a", " b a", " b"]
+
+
+@lawful
+@given(st.text(st.sampled_from("aé漢🙂 \n"), max_size=20), st.text(st.sampled_from("aé漢🙂 \n"), max_size=20))
+def test_byte_level_texts_are_the_sum_of_their_pieces(qwen3_path: TokenPath, first: str, second: str) -> None:
+    tokenizer = qwen3_path.tokenizer
+    assert tokenizer.decodes_in_pieces
+    ids = byte_ids(qwen3_path, first)
+    assert tokenizer.decode(ids) + tokenizer.decode(byte_ids(qwen3_path, second)) == tokenizer.decode(ids + byte_ids(qwen3_path, second))

@@ -26,15 +26,21 @@ class LiveReader:
 
     def __init__(self, tokenizer: Any, markers: Markers | None, *, prefilled: bool, stop: Sequence[str] = ()) -> None:
         self._markers = markers
+        self._marks = frozenset() if markers is None else markers.stop | {markers.think, markers.think_end, markers.call}
         self._phase: Phase = "held" if markers is None else "thinking" if prefilled else "start"
         self._decode = tokenizer.decode if tokenizer is not None else None
-        self._stop = tuple(stop)
         self._waiting: list[int] = []
-        self._thinking = _Flow(self._decode, strip=None, stop=self._stop)
-        self._text = _Flow(self._decode, strip="", stop=self._stop)
+        self._thinking = _Flow(tokenizer, strip=None, stop=tuple(stop))
+        self._text = _Flow(tokenizer, strip="", stop=tuple(stop))
 
     def feed(self, ids: Sequence[int]) -> list[ChatDelta]:
         """The deltas that these sampled ids make certain."""
+        if self._phase in ("thinking", "text") and self._marks.isdisjoint(ids):  # nearly always: told at a glance, not id by id
+            if self._phase == "text":
+                piece = self._text.flush(ids)
+                return [TextDelta(piece)] if piece else []
+            piece = self._thinking.flush(ids)
+            return [ThinkingDelta(piece)] if piece else []
         thinking: list[str] = []
         text: list[str] = []
         for one in ids:
@@ -112,8 +118,9 @@ class _Flow:
     """One channel's ids on their way to text. Keeps back what is not certain: a broken character, trailing whitespace, a possible stop
     string."""
 
-    def __init__(self, decode: Any, *, strip: str | None, stop: tuple[str, ...]) -> None:
-        self._decode = decode
+    def __init__(self, tokenizer: Any, *, strip: str | None, stop: tuple[str, ...]) -> None:
+        self._decode = None if tokenizer is None else tokenizer.decode
+        self._in_pieces: bool = getattr(tokenizer, "decodes_in_pieces", False)
         self.strip = strip
         """Leading characters to leave out; `None` for any whitespace, "" for none."""
         self._stop = stop
@@ -128,36 +135,45 @@ class _Flow:
     def push(self, one: int) -> None:
         self._ids.append(one)
 
-    def flush(self) -> str:
-        """The text that has become certain since the last time."""
+    def flush(self, ids: Sequence[int] = ()) -> str:
+        """The text that has become certain since the last time, `ids` pushed before."""
+        self._ids += ids
         if self._stopped or len(self._ids) < self._retry or self._read == len(self._ids):
             return ""
+        assert self._decode is not None
         decoded: str = self._decode(self._ids)
         if decoded.endswith(_UNDECODED):
             # an unfinished character needs a token or three more; an endless run of broken bytes is tried ever more rarely
             self._retry = len(self._ids) + 1 + (len(self._ids) - self._read) // 8
             return ""
         self._kept += decoded[len(self._base) :]
-        # keep the last piece as context for the next one: some decoders treat the start of a text specially
-        self._ids = self._ids[self._read :]
-        self._base = self._decode(self._ids)
+        if self._in_pieces:
+            self._ids = []
+        else:  # keep the last piece as context for the next one: some decoders treat the start of a text specially
+            self._ids = self._ids[self._read :]
+            self._base = self._decode(self._ids)
         self._read, self._retry = len(self._ids), 0
         return self._release()
 
     def _release(self) -> str:
         text = self._kept
-        found = [text.index(stop) for stop in self._stop if stop in text]
-        if found:  # of several that end here only the engine knows which one counts: what is before all of them is certain
-            text, self._stopped = text[: min(found)], True
-        lead = len(text) - len(text.lstrip(self.strip)) if self.strip != "" and not self.emitted else 0
         end = len(text.rstrip())
-        if not self._stopped:
-            end = min(end, len(text) - _possible(text, self._stop))
+        if self._stop:
+            text, end = self._before_stop(text, end)
+        lead = len(text) - len(text.lstrip(self.strip)) if self.strip != "" and not self.emitted else 0
         certain = text[lead:end]
         if certain:
             self._kept = text[end:]
             self.emitted += certain
         return certain
+
+    def _before_stop(self, text: str, end: int) -> tuple[str, int]:
+        """The text without a stop string and what follows it, and where its certain part ends."""
+        found = [text.index(stop) for stop in self._stop if stop in text]
+        if found:  # of several that end here only the engine knows which one counts: what is before all of them is certain
+            text, self._stopped = text[: min(found)], True
+            return text, len(text.rstrip())
+        return text, min(end, len(text) - _possible(text, self._stop))
 
 
 def _possible(text: str, stops: tuple[str, ...]) -> int:

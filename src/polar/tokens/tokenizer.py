@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as Backend
 
 from polar.chat import JsonObject
@@ -36,6 +36,9 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, *, name_or_path: str, config: JsonObject, chat_template: str | None, hash: str) -> None:
         self.backend = backend
+        self.decodes_in_pieces = isinstance(backend.decoder, decoders.ByteLevel)
+        """Whether the texts of two runs of ids, the first of whole characters, are together the text of both: so it is where each token
+        stands for its bytes, and not where the first token of a text loses a space."""
         self._words = word_encoder(backend)
         self.name_or_path = name_or_path
         self.config = config
