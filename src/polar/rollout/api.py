@@ -7,6 +7,7 @@ Each route is an `Endpoint`, from which the app and its OpenAPI document are mad
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -28,6 +29,7 @@ from polar.rollout.auth import failure
 from polar.rollout.callbacks import redeliver
 from polar.rollout.cancel import cancel_session, cancel_task
 from polar.rollout.checks import check_task
+from polar.rollout.events import PING_S
 from polar.rollout.models import TaskRequest, TaskStatus
 
 if TYPE_CHECKING:
@@ -282,11 +284,12 @@ def _tasks(service: Service) -> list[Endpoint]:
 
 async def _results(service: Service, task: Any, after: int) -> AsyncIterator[bytes]:
     """Ends with the task: its last session is its last line."""
+    said = time.monotonic()
     async for fresh in service.feed.wakes():
-        if not fresh:
+        if not fresh or time.monotonic() - said >= PING_S:  # what is new may all be of other tasks
+            said = time.monotonic()
             yield b"\n"  # an empty line keeps proxies and readers awake
-            continue
-        while after < task.total:
+        while fresh and after < task.total:
             since = after
             rows = await service.database.read(lambda connection: reading.finished_since(connection, task.id, since))  # noqa: B023
             if not rows:

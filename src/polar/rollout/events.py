@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import orjson
@@ -60,18 +61,19 @@ class Feed:
             yield b"event: gap\ndata: " + orjson.dumps({"first": first}) + b"\n\n"
             after = first - 1
         yield b": polar\n\n"
-        position = after
+        position, said = after, time.monotonic()
         async for fresh in self.wakes(ping_s):
-            if not fresh:
-                yield b": ping\n\n"
-                continue
-            while True:
+            while fresh:
                 since = position
                 rows, position = await self._database.read(lambda connection: page(connection, since, task, session))  # noqa: B023
                 if rows:
+                    said = time.monotonic()
                     yield b"".join(_frame(row) for row in rows)
                 if position == since or self._closed:
                     break
+            if not fresh or time.monotonic() - said >= ping_s:  # news of others only: this listener has heard nothing
+                said = time.monotonic()
+                yield b": ping\n\n"
 
 
 def page(connection: Connection, after: int, task: str | None = None, session: str | None = None) -> tuple[list[JsonObject], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from service_parts import ended, http, submit, until
@@ -87,3 +88,22 @@ async def test_a_silent_stream_says_that_it_lives(tmp_path: Path) -> None:
         assert await anext(lines) == b": polar\n\n"
         assert await anext(lines) == b": ping\n\n"
         await lines.aclose()
+
+
+async def test_a_stream_of_one_task_says_that_it_lives_while_only_others_have_news(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as (service, _):
+
+        async def others() -> None:
+            while True:
+                service.feed.wake()
+                await asyncio.sleep(0.005)
+
+        news = asyncio.create_task(others())
+        lines = service.feed.lines(None, "mine", None, ping_s=0.05)
+        try:
+            async with asyncio.timeout(20):
+                assert await anext(lines) == b": polar\n\n"
+                assert await anext(lines) == b": ping\n\n"
+        finally:
+            news.cancel()
+            await lines.aclose()
