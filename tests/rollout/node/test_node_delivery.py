@@ -9,6 +9,7 @@ from node_world import Receiver, World, dispatch, ended, until
 
 from polar.errors import StoreError
 from polar.records import Session
+from polar.rollout.node.deliveries import REFUSALS
 from polar.rollout.node.link import Orders
 
 Build = Callable[..., World]
@@ -231,6 +232,35 @@ async def test_a_result_of_the_service_is_never_given_up(world: Build, receiver:
         await until(lambda: len(receiver.results) >= 3)
         receiver.answer = lambda result: 200
         await until(lambda: not node.deliveries.waiting)
+
+
+async def test_a_result_that_the_service_calls_wrong_is_set_aside_and_its_session_hears_why(world: Build, receiver: Receiver) -> None:
+    receiver.answer = lambda result: 422 if result["outcome"] == "graded" else 200
+    build = world()
+    async with build.node(receiver) as node:
+        await node.dispatch(dispatch())
+        await until(lambda: receiver.results and not node.attempts and not node.deliveries.waiting)
+    *refused, last = receiver.results
+    assert [one["outcome"] for one in refused] == ["graded"] * REFUSALS
+    assert (last["outcome"], last["error_code"], last["reward"], last["delivery_id"]) == (
+        "infrastructure",
+        "result_refused",
+        None,
+        "ses_1.0",
+    )
+    assert [path.name for path in (build.folder / "work").rglob("refused/*")] == ["ses_1.0.zst"]
+    async with build.node(receiver) as node:
+        assert node.deliveries.waiting == []
+
+
+async def test_a_service_that_takes_no_word_of_an_attempt_holds_up_nothing(world: Build, receiver: Receiver) -> None:
+    receiver.answer = lambda result: 422
+    build = world()
+    async with build.node(receiver) as node:
+        await node.dispatch(dispatch())
+        await until(lambda: receiver.results and not node.attempts and not node.deliveries.waiting)
+    assert len(receiver.results) == 2 * REFUSALS
+    assert [path.name for path in (build.folder / "work").rglob("refused/*")] == ["ses_1.0.zst"]
 
 
 async def test_a_heartbeat_that_fails_inside_the_node_is_not_its_last(world: Build, receiver: Receiver) -> None:

@@ -2,7 +2,8 @@
 
 A receiver answers 200 when it has the result on its own disk, 409 or 410 when it does not want it (any more): then it is forgotten here.
 Anything else, silence too, is tried again: a callback of its own until `give_up_seconds` are over, the service for ever, since a session
-that waits for its result there would never end. Without a service and without a callback a result waits to be fetched or deleted.
+that waits for its result there would never end. But a result that the service itself calls wrong, `REFUSALS` times, is set aside on disk:
+the session hears that its attempt failed, and why. Without a service and without a callback a result waits to be fetched or deleted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from polar.rollout.config import Retry
+from polar.rollout.models import SessionResult
 from polar.rollout.node.spool import Owed, Spool
 
 log = logging.getLogger("polar.node")
@@ -25,6 +27,9 @@ log = logging.getLogger("polar.node")
 ANSWER_S = 30.0
 AT_ONCE = 8
 _DONE, _UNWANTED = range(200, 300), (409, 410)
+_WRONG = (400, 413, 422)
+"""What the service says of a result that it will not take however often it comes."""
+REFUSALS = 5
 
 
 @dataclass(slots=True)
@@ -33,6 +38,9 @@ class _Due:
     at: float
     """Monotonic."""
     tries: int = 0
+    refusals: int = 0
+    replaced: bool = False
+    """Whether the result itself was refused, and its refusal is what is delivered."""
     busy: bool = False
     given_up: bool = False
 
@@ -148,6 +156,10 @@ class Deliveries:
             await self.forget(attempt_id, taken=status in _DONE)
             return
         due.tries += 1
+        due.refusals = due.refusals + 1 if status in _WRONG and due.owed.callback_url is None else 0
+        if due.refusals >= REFUSALS:
+            await self._refused(due, said)
+            return
         wait_s = min(self._retry.longest_seconds, self._retry.first_seconds * 2 ** min(due.tries - 1, 30))
         due.at = time.monotonic() + wait_s * random.uniform(0.5, 1.0)
         if due.owed.callback_url is not None and time.time() - due.owed.since > self._retry.give_up_seconds:
@@ -155,6 +167,26 @@ class Deliveries:
             log.error("a result is kept undelivered", extra={"attempt": attempt_id, "why": said, "tries": due.tries})
         elif due.tries in (1, 10):
             log.warning("a result could not be delivered yet", extra={"attempt": attempt_id, "why": said})
+
+    async def _refused(self, due: _Due, said: str) -> None:
+        attempt_id = due.owed.attempt_id
+        if due.replaced:  # the service does not even take that: it will miss the attempt in the node's heartbeats
+            log.error("the service takes no word of an attempt", extra={"attempt": attempt_id, "why": said})
+            await self.forget(attempt_id)
+            return
+        instead = SessionResult(
+            session_id=due.owed.session_id,
+            task_id=due.owed.task_id,
+            attempt=int(attempt_id.rpartition(".")[2]),
+            status="ERROR",
+            outcome="infrastructure",
+            error_code="result_refused",
+            error=f"the service refused the attempt's result {due.refusals} times: {said}",
+            delivery_id=attempt_id,
+        )
+        aside = await asyncio.to_thread(self._spool.refuse, attempt_id, instead)
+        log.error("a result that the service refuses is set aside", extra={"attempt": attempt_id, "why": said, "path": str(aside)})
+        due.replaced, due.refusals, due.tries, due.at = True, 0, 0, time.monotonic()
 
     async def _post(self, owed: Owed) -> tuple[int, str]:
         """The receiver's status, 0 where it could not be reached, and what it said."""

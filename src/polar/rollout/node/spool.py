@@ -5,6 +5,7 @@
   them lost at once and starts new attempts, wherever there is room.
 * `outbox/<attempt>.zst` exists from the end of an attempt until its receiver has acknowledged it. It is synced, name and content, before
   the attempt leaves the books; so a result is delivered at least once, and told apart by its `delivery_id`.
+* `refused/<attempt>.zst` is a result that the service will never take. People may look at it; nothing here does.
 
 Knows no HTTP. All methods block on the disk: call them in a thread.
 """
@@ -62,7 +63,7 @@ class Spool:
     """The two folders. Raises `StoreError` where the disk does not take what must be kept."""
 
     def __init__(self, folder: Path) -> None:
-        self._intake, self._outbox = folder / "intake", folder / "outbox"
+        self._intake, self._outbox, self._refused = folder / "intake", folder / "outbox", folder / "refused"
         for one in (self._intake, self._outbox):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
             for half_written in one.glob(".*.tmp"):  # by a process that was killed; a node is alone on its folders
@@ -119,6 +120,15 @@ class Spool:
     def forget(self, attempt_id: str) -> None:
         """Its receiver has it, or wants it no more."""
         self._path(attempt_id).unlink(missing_ok=True)
+
+    def refuse(self, attempt_id: str, instead: SessionResult) -> Path:
+        """Sets a result aside, and keeps another in its place; where it lies now."""
+        path, aside = self._path(attempt_id), self._refused / f"{attempt_id}.zst"
+        owed = Owed(**orjson.loads(self._read(path)[0]))
+        self._refused.mkdir(mode=0o700, exist_ok=True)
+        path.rename(aside)
+        self.put(instead, owed.callback_url, owed.since)
+        return aside
 
     def _path(self, attempt_id: str) -> Path:
         return self._outbox / f"{attempt_id}.zst"
