@@ -192,7 +192,8 @@ class _EventReader:
                     self.ended = True
                     break
                 parsed = loads(event)
-                _raise_error_body(parsed, event)
+                if isinstance(parsed, dict) and "error" in parsed:
+                    _raise_error_body(parsed, event)
                 events.append(parsed)
         finally:
             if events and self._take(events):

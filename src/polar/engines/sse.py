@@ -16,7 +16,8 @@ class SseParser:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each event that `data` completes, its lines joined by a newline."""
-        if data[:6] == b"data: " and self._is_whole(data):
+        whole = data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2 and b"\r" not in data
+        if whole and not (self._rest or self._data or self._after_cr):  # one event of one line, read at once, as engines send a token
             return [data[6:-2]]
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
@@ -38,8 +39,3 @@ class SseParser:
                 events.append(b"\n".join(self._data))
                 self._data = []
         return events
-
-    def _is_whole(self, data: bytes) -> bool:
-        """Whether it is one event of one line, and nothing of an earlier one is left: as engines send a token, and read at once."""
-        left = self._rest or self._data or self._after_cr
-        return data.find(b"\n") == len(data) - 2 and data[-1:] == b"\n" and b"\r" not in data and not left

@@ -49,6 +49,9 @@ class AnthropicEncoder(Encoder):
         return _write([self.opening()])
 
     def feed(self, delta: ChatDelta) -> bytes:
+        if isinstance(delta, TextDelta) and self._open == "text" and delta.text and not delta.choice:
+            # live, nearly every delta goes on with the open text: what `events` yields for it, without the machine
+            return sse(self._delta({"type": "text_delta", "text": delta.text}), "content_block_delta")
         return _write(self.events(delta))
 
     def end(self) -> bytes:
