@@ -4,76 +4,30 @@ with, and agrees with them."""
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-import torch
+from gateway_rig import Rig, distance, make_model, until
+from gateway_rig import rig as any_rig
 
-from polar.engine import Server
-from polar.engine.text import load_text
-from polar.engine.worker import TransformersBackend
 from polar.errors import ConfigError, SyncFailed
-from polar.gateway.config import EngineConfig, GatewayConfig
-from polar.gateway.gateway import Gateway
-from polar.records import Completion, Session
-from polar.testing import serve_app
 from polar.testing.gateway import SessionClient
 from polar.testing.rollout import TOKEN, listening, running_service
-from polar.testing.sglang import SglangServer
 from polar.train.gateways import Control, EngineAt
 from polar.train.sync import Syncer
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
-import tiny
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("models")
-    return [tiny.make(root / f"v{seed}", seed=seed) for seed in range(4)]
+    return [make_model(root / f"v{seed}", seed=seed) for seed in range(4)]
 
 
-@dataclass
-class Rig:
-    """A gateway over engines of its own."""
-
-    gateway: Gateway
-    control: Control
-    urls: list[str]
-
-    async def session(self, **options: Any) -> tuple[Session, SessionClient]:
-        record, key = await self.gateway.sessions.create(**options)
-        return record, SessionClient(self.gateway.api, key)
-
-    async def completions(self, session: Session) -> list[Completion]:
-        return [completion async for completion in self.gateway.store.completions(session.id)]
-
-
-@asynccontextmanager
-async def rig(folder: Path, model: Path, *, kind: str = "vllm", engines: int = 1, **settings: Any) -> AsyncIterator[Rig]:
-    """The engines' answers end at their length only."""
-    tokenizer, template = load_text(model)
-    async with AsyncExitStack() as stack:
-        urls = []
-        for _ in range(engines):
-            backend = TransformersBackend(model, name="tiny", eos_ids=(), max_sequences=4)
-            server = (SglangServer if kind == "sglang" else Server)(backend, tokenizer, template)
-            urls.append(stack.enter_context(serve_app(server.app)).url)
-        engine = EngineConfig(urls=urls, kind=kind, mode="messages")
-        gateway = Gateway(GatewayConfig(engines={"default": engine}, store=str(folder / "polar.db"), check=False, **settings))
-        await stack.enter_async_context(gateway)
-        control = Control("http://gateway", gateway.admin_token, transport=httpx.ASGITransport(app=gateway.admin))
-        yield Rig(gateway, control, urls)
+def rig(folder: Path, model: Path, **more: Any) -> AbstractAsyncContextManager[Rig]:
+    return any_rig(folder, model, endless=True, engine={"mode": "messages"}, check=False, **more)
 
 
 def body(max_tokens: int = 12, text: str = "Say something.") -> dict[str, Any]:
@@ -83,31 +37,6 @@ def body(max_tokens: int = 12, text: str = "Say something.") -> dict[str, Any]:
 async def ask(client: SessionClient, max_tokens: int = 12) -> None:
     answer = await client.post("/v1/messages", body(max_tokens))
     assert answer.status == 200, answer.body
-
-
-@lru_cache
-def loaded(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def distance(folder: Path, completion: Completion) -> float:
-    """Between what was recorded and what the model in `folder` says of it."""
-    assert completion.prompt_ids is not None
-    assert completion.sampled_ids is not None
-    assert completion.logprobs is not None
-    ids = torch.from_numpy(np.concatenate([completion.prompt_ids, completion.sampled_ids]).astype(np.int64))[None]
-    start = len(completion.prompt_ids)
-    with torch.no_grad():
-        logprobs = loaded(folder)(ids).logits[0, start - 1 : -1].log_softmax(-1)
-    return float(np.abs(logprobs.gather(1, ids[0, start:, None])[:, 0].numpy() - completion.logprobs).max())
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - it is polled, whatever it is
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -215,7 +144,7 @@ async def test_an_engine_that_cannot_see_the_folder_stops_all_until_it_can(model
 
 
 async def test_weights_that_every_engine_refuses_change_nothing(models: list[Path], tmp_path: Path) -> None:
-    other = tiny.make(tmp_path / "other", hidden=32)
+    other = make_model(tmp_path / "other", hidden=32)
     async with rig(tmp_path, models[0], engines=2) as one:
         syncer = Syncer([one.control])
         await syncer(models[0], 0)

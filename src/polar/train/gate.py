@@ -10,7 +10,7 @@ Knows no engine and no file: rows, log-probabilities and facts in, a report out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -186,8 +186,9 @@ def _seen(traces: Sequence[Trace], recomputed: Sequence[Floats], alone: bool) ->
 
 
 def _shift(traces: Sequence[Trace], recomputed: Sequence[Floats]) -> int | None:
-    """The shift under which the recorded values fit far better than in place, if there is one."""
-    pairs = [(trace.logprobs[trace.mask], np.asarray(found, np.float32)) for trace, found in zip(traces, recomputed, strict=True)]
+    """The shift under which the recorded values fit far better than in place, if there is one. Spans are shifted each by itself: what
+    stands between them was not sampled."""
+    pairs = [pair for trace, found in zip(traces, recomputed, strict=True) for pair in _spans(trace, np.asarray(found, np.float32))]
 
     def distance(shift: int) -> float:
         parts = [
@@ -198,7 +199,16 @@ def _shift(traces: Sequence[Trace], recomputed: Sequence[Floats]) -> int | None:
         return float(np.mean(np.concatenate(parts))) if parts else float("inf")
 
     best = min((-2, -1, 1, 2), key=distance)
-    return best if distance(best) < 0.2 * distance(0) else None
+    return best if 3 * distance(best) < distance(0) else None
+
+
+def _spans(trace: Trace, found: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """Of each trained span, what was recorded and what was recomputed."""
+    places = np.flatnonzero(trace.mask)
+    for span in trace.spans:
+        inside = (places >= span.start) & (places < span.end)
+        if inside.any():
+            yield trace.logprobs[places[inside]], found[inside]
 
 
 def _part(gaps: Sequence[Floats]) -> Part:
