@@ -1,0 +1,102 @@
+"""`train.yaml`: defaults that work, short forms, and errors that name the setting and the nearest that there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from polar.errors import ConfigError
+from polar.train import settings
+from polar.train.advantages import Advantage
+from polar.train.config import Schedule, TrainConfig
+from polar.train.learner import Optimisation
+from polar.train.learner import Schedule as LearnerSchedule
+from polar.train.loss import Loss
+
+LEAST: dict[str, Any] = {"model": "tiny-qwen3", "tasks": "demo"}
+
+
+def parse(**more: Any) -> TrainConfig:
+    return settings.parse({**LEAST, **more})
+
+
+def test_model_and_tasks_are_enough() -> None:
+    config = parse()
+    assert (config.model.name, config.tasks.train if config.tasks else None) == ("tiny-qwen3", "demo")
+    assert config.engine.embedded
+    assert config.harnesses == {"pi": 1.0}
+
+
+def test_the_algorithm_has_the_defaults_of_its_own_classes() -> None:
+    config = parse()
+    assert config.make_advantage() == Advantage()
+    assert config.make_loss() == Loss()
+    assert asdict(config.make_optimisation()) == asdict(Optimisation())
+    assert get_args(Schedule) == get_args(LearnerSchedule)
+
+
+def test_a_schedule_ends_with_the_run() -> None:
+    config = parse(steps=7, optimisation={"schedule": "cosine", "minibatches": 2})
+    assert config.make_optimisation().total_steps == 14
+
+
+def test_short_forms() -> None:
+    config = parse(
+        harnesses=["pi", "codex"], engine="http://127.0.0.1:8000", rollout={"runtime": "docker"}, model={"name": "x", "lora": {}}
+    )
+    assert config.harnesses == {"pi": 1.0, "codex": 1.0}
+    assert config.engine.urls == ["http://127.0.0.1:8000"]
+    assert config.rollout.runtime.backend == "docker"
+    assert config.model.lora is not None
+    assert parse(harnesses="codex", engine="embedded").engine.embedded
+    assert parse(engine=["http://a", "http://b"]).engine.urls == ["http://a", "http://b"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"optimization": {}}, "optimization: there is no such setting; is optimisation meant?"),
+        ({"loss": {"clip_hi": 1}}, "loss.clip_hi: there is no such setting; is loss.clip_high meant?"),
+        ({"batch": {"samples": 1}}, "batch.samples: Input should be greater than or equal to 2"),
+        ({"loss": {"aggregation": "fixed_length"}}, "loss: the aggregation fixed_length needs fixed_length"),
+        ({"recorded": "x"}, "give either tasks, to roll them out, or recorded"),
+        ({"tasks": None}, "give either tasks, to roll them out, or recorded"),
+        ({"harnesses": {}}, "harnesses: name at least one"),
+        ({"harnesses": {"pi": 0}}, "harnesses.pi: Input should be greater than 0"),
+        ({"evaluation": {"k": [1, 8], "samples": 4}}, r"evaluation.k: pass@8 needs 8 samples"),
+        ({"rollout": {"min_usable": 20}}, "rollout.min_usable is more than the 16 sessions of a group"),
+        ({"batch": {"groups": 4, "most_groups": 2}}, "batch.most_groups is less than batch.groups"),
+        ({"temperature": float("inf")}, "temperature: Input should be a finite number"),
+        ({"model": None}, "model: "),
+    ],
+)
+def test_what_is_wrong_is_said_by_name(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
+        parse(**wrong)
+
+
+def test_settings_on_the_command_line_go_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("model: tiny-qwen3\ntasks: demo\noptimisation:\n  lr: 1.0e-5\n")
+    config = settings.load(path, ["optimisation.lr=1e-4", "model.dtype=bfloat16", "tasks.held_out=coding", "metrics=[tensorboard]"])
+    assert config.optimisation.lr == 1e-4
+    assert (config.model.name, config.model.dtype) == ("tiny-qwen3", "bfloat16")
+    assert config.tasks is not None
+    assert (config.tasks.train, config.tasks.held_out) == ("demo", "coding")
+    assert config.metrics == ["tensorboard"]
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "seed.x=1", "steps=[1"])
+def test_an_override_that_is_none_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        settings.overlaid({**LEAST, "seed": 1}, [override])
+
+
+def test_reading_settings_loads_no_torch() -> None:
+    program = "import sys, polar, polar.cli.commands, polar.train.settings; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
