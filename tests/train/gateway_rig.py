@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
 import tiny  # type: ignore[import-not-found,unused-ignore]
 
 torch.set_num_threads(1)
-make_model = tiny.make
+make_model: Callable[..., Path] = tiny.make
+"""A random little Qwen3 in the folder given; `seed`, `tied`, `layers`, `hidden`."""
 
 
 @dataclass
