@@ -71,9 +71,7 @@ def test_the_key_is_masked_in_what_it_prints_and_leaves_even_in_two_pieces(tmp_p
     ended, left = played(tmp_path, agent(line), on_output=lambda stream, data: heard.append(data))
     assert ended.answer == "*" * len(KEY)
     assert left.artifacts is not None
-    everything = (
-        ended.stdout.read_text() + ended.stderr.read_text() + b"".join(heard).decode() + (left.artifacts / "artifacts/key").read_text()
-    )
+    everything = ended.stdout.read_text() + ended.stderr.read_text() + b"".join(heard).decode() + (left.artifacts / "key").read_text()
     assert KEY not in everything
     assert everything.count("*" * len(KEY)) >= 4
 

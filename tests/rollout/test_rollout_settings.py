@@ -133,6 +133,14 @@ def test_any_yaml_gives_settings_or_a_config_error(value: object) -> None:
         ("gateway: {nodes: [{artifacts_days: .inf}]}", "artifacts_days"),
         ('gateway: {nodes: [{id: "../../x"}]}', "gateway.nodes.0.id"),
         ('gateway: {nodes: [{id: ""}]}', "gateway.nodes.0.id"),
+        ("gateway: {nodes: []}", "gateway.nodes: there must be a node"),
+        ("rollout: {store: 'mysql://u:secret@h/db'}", r"rollout.store: the store's URL mysql://\.\.\. is not"),
+        ("gateway: {nodes: [{gateway: {store: 'sqlite:///:memory:'}}]}", "gateway.nodes.0.gateway.store: a store in memory"),
+        ("rollout: {port: 8081}", "gateway.nodes.0.port: port 8081 is rollout.port, too"),
+        ("gateway: {nodes: [{id: a}, {id: b}]}", "gateway.nodes.1.port: port 8081 is gateway.nodes.0.port, too"),
+        ("gateway: {nodes: [{port: 9, control_port: 9}]}", "gateway.nodes.0.control_port: port 9 is gateway.nodes.0.port, too"),
+        ("rollout: {compat_open: true, compat_port: 8080}", "rollout.compat_port: port 8080 is rollout.port, too"),
+        ("rollout: {host: 0.0.0.0, port: 8082}", "gateway.nodes.0.control_port: port 8082 is rollout.port, too"),
     ],
 )
 def test_settings_that_no_node_could_be_given_are_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -142,5 +150,21 @@ def test_settings_that_no_node_could_be_given_are_refused(tmp_path: Path, text: 
 
 
 def test_an_alias_used_twice_is_no_circle(tmp_path: Path) -> None:
-    (tmp_path / "polar.yaml").write_text("gateway: {nodes: [{id: a, inference: &i {base_url: 'http://e'}}, {id: b, inference: *i}]}")
+    (tmp_path / "polar.yaml").write_text(
+        "gateway: {nodes: [{id: a, port: 0, inference: &i {base_url: 'http://e'}}, {id: b, inference: *i}]}"
+    )
     assert [node.inference.base_url for node in load(tmp_path / "polar.yaml", {}).gateway.nodes] == ["http://e", "http://e"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gateway: {nodes: [{id: a, port: 0}, {id: b, port: 0}]}",
+        "gateway: {nodes: [{id: a, public_url: 'http://gpu-1:8082'}, {id: b, public_url: 'http://gpu-2:8082'}]}",
+        "gateway: {nodes: [{id: a, host: 10.0.0.1, control_host: 10.0.0.1}, {id: b, host: 10.0.0.2, control_host: 10.0.0.2}]}",
+        "rollout: {store: 'postgresql://h/db'}",
+    ],
+)
+def test_settings_that_may_be_right_are_taken(tmp_path: Path, text: str) -> None:
+    (tmp_path / "polar.yaml").write_text(text)
+    load(tmp_path / "polar.yaml", {})

@@ -13,13 +13,14 @@ Every evaluator holds to this:
 
 from __future__ import annotations
 
+import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -133,9 +134,34 @@ def make(name: str | type[Evaluator[Any]], config: Mapping[str, Any], env: Mappi
     try:
         cls = _REGISTRY[name] if isinstance(name, str) else name
     except KeyError:
-        raise ConfigError(f"no evaluator is called {name!r}; there are: {', '.join(_REGISTRY)}") from None
+        meant = difflib.get_close_matches(str(name), list(_REGISTRY), 1)
+        hint = f"; is {meant[0]} meant" if meant else ""
+        raise ConfigError(f"no evaluator is called {name!r}{hint}; there are: {', '.join(_REGISTRY)}") from None
     try:
         return cls(cls.Config.model_validate(dict(config)), env)
     except ValidationError as error:
-        lines = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors())
+        lines = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'config'}: {_said(one, cls.Config)}" for one in error.errors())
         raise ConfigError(f"evaluator {getattr(cls, 'name', cls.__name__)}: {lines}") from error
+
+
+def _said(problem: Mapping[str, Any], config: type[BaseModel]) -> str:
+    """What is wrong with a setting; of an unknown one, the nearest that there is."""
+    if problem["type"] != "extra_forbidden":
+        return str(problem["msg"])
+    meant = difflib.get_close_matches(str(problem["loc"][-1]), sorted(set(_names(config))), 1)
+    return "there is no such setting" + (f"; is {meant[0]} meant?" if meant else "")
+
+
+def _names(model: type[BaseModel]) -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        yield name
+        for inner in _models(info.annotation):
+            yield from _names(inner)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Those in a type, however deep."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)

@@ -214,7 +214,7 @@ class AgentRun:
         patch, more = await ready.work.patch(folder / "patch.diff")
         warnings = [*ready.warnings, *more]
         transcript = await self._fetch(runtime, self.harness.transcripts, folder / "transcript", warnings)
-        artifacts = await self._fetch(runtime, (_FOLDERS["ARTIFACTS_DIR"],), folder / "artifacts", warnings)
+        artifacts = await self._fetch(runtime, (_FOLDERS["ARTIFACTS_DIR"],), folder / "artifacts", warnings, flat=True)
         refused = "; ".join(more) if patch is None and ready.work.tree is not None else None
         return Collected(patch, transcript, tuple(warnings), artifacts, refused)
 
@@ -260,7 +260,10 @@ class AgentRun:
         answer = self.harness.answer(out)
         return problem, answer if answer is None or len(answer) <= MAX_ANSWER else answer[-MAX_ANSWER:]
 
-    async def _fetch(self, runtime: Runtime, names: tuple[str, ...], target: Path, warnings: list[str]) -> Path | None:
+    async def _fetch(
+        self, runtime: Runtime, names: tuple[str, ...], target: Path, warnings: list[str], *, flat: bool = False
+    ) -> Path | None:
+        """Files and folders of the agent's home, each under its name in `target`; `flat`: the content of the only one."""
         shutil.rmtree(target, ignore_errors=True)
         for name in names:
             try:
@@ -269,7 +272,19 @@ class AgentRun:
                 continue
             except UnsafePath as error:
                 warnings.append(f"{name} was not fetched: {error}")
+        if flat:
+            await asyncio.to_thread(_flattened, target)
         return await asyncio.to_thread(_masked, target, self._set_up().endpoint.key)
+
+
+def _flattened(target: Path) -> None:
+    """Puts the only folder's content in its parent's place. An agent may have made something else of it: that stays where it is."""
+    inner = list(target.iterdir()) if target.is_dir() else []
+    if len(inner) == 1 and inner[0].is_dir() and not inner[0].is_symlink():
+        aside = target.with_name(f".{target.name}")
+        inner[0].rename(aside)
+        target.rmdir()
+        aside.rename(target)
 
 
 def _masked(folder: Path, secret: str) -> Path | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -19,6 +21,7 @@ from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
 from polar.gateway.config import problems as gateway_problems
 from polar.rollout.config import PolarConfig
+from polar.store.connect import place_of
 
 PREFIX = "POLAR__"
 """Of variables that set one setting: `POLAR__ROLLOUT__PORT=9000`, `POLAR__GATEWAY__NODES__0__MAX_RUN_WORKERS=8`. Values are YAML."""
@@ -95,7 +98,56 @@ def parse(settings: Mapping[str, Any], where: str = "the settings") -> PolarConf
         except ValidationError as error:
             lines = "\n".join(f"gateway.nodes.{index}.gateway.{line}" for line in gateway_problems(error).splitlines())
             raise ConfigError(f"{where}: these are wrong:\n{lines}") from error
+    if wrong := [*_impossible(config)]:
+        raise ConfigError("\n".join([f"{where}: these are wrong:", *wrong]))
     return config
+
+
+def _impossible(config: PolarConfig) -> Iterator[str]:
+    """What is well-formed and could not be started, one line each."""
+    if not config.gateway.nodes:
+        yield "gateway.nodes: there must be a node (leave it out for one with defaults)"
+    for name, store in [
+        ("rollout.store", config.rollout.store),
+        *((f"gateway.nodes.{index}.gateway.store", node.gateway_config.store) for index, node in enumerate(config.gateway.nodes)),
+    ]:
+        try:
+            place_of(store) if store is not None else None
+        except ConfigError as error:
+            yield f"{name}: {error}"
+    listeners: list[_Listener] = []
+    for one in _listeners(config):
+        same = next((other for other in listeners if one.port and one.collides(other)), None)
+        if same is not None:
+            yield f"{one.name}: port {one.port} is {same.name}, too"
+        listeners.append(one)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    name: str
+    machine: str
+    """How others reach it; `""` is this machine."""
+    host: str
+    port: int
+
+    def collides(self, other: _Listener) -> bool:
+        hosts = {self.host, other.host}
+        return (self.machine, self.port) == (other.machine, other.port) and (len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::", ""}))
+
+
+def _listeners(config: PolarConfig) -> Iterator[_Listener]:
+    """Nodes with a `public_url` on another host may be on another machine; only what surely is on the same one is compared."""
+    rollout = config.rollout
+    yield _Listener("rollout.port", "", rollout.host, rollout.port)
+    if rollout.compat_open:
+        yield _Listener("rollout.compat_port", "", "127.0.0.1", rollout.compat_port)
+    for index, node in enumerate(config.gateway.nodes):
+        own = node.gateway_config
+        machine = (urlsplit(node.public_url).hostname or "") if node.public_url else ""
+        machine = "" if machine in ("localhost", "127.0.0.1", "::1") else machine
+        yield _Listener(f"gateway.nodes.{index}.port", machine, own.host, own.port)
+        yield _Listener(f"gateway.nodes.{index}.control_port", machine, node.control_host, own.control_port if own.port else node.control)
 
 
 def problems(error: ValidationError) -> str:

@@ -29,12 +29,8 @@ def open_engines(
     """The writer's engine and the readers', their schema brought up to date by `schema`, inside one transaction. Raises `ConfigError` for a
     place that cannot be used."""
     text = os.fspath(where)
-    if text.startswith(_POSTGRES):
-        engines = _postgres(text, busy_timeout_s, readers)
-    elif "://" in text and not text.startswith("sqlite:"):
-        raise ConfigError(f"the store's URL {_scheme(text)}://... is not one of sqlite: and postgresql:, and not a path")
-    else:
-        engines = _sqlite(sqlite_path(text), busy_timeout_s, readers)
+    path = place_of(text)
+    engines = _postgres(text, busy_timeout_s, readers) if path is None else _sqlite(path, busy_timeout_s, readers)
     try:
         with engines[0].begin() as connection:
             schema(connection)
@@ -48,6 +44,15 @@ def open_engines(
             engine.dispose()
         raise
     return engines
+
+
+def place_of(text: str) -> Path | None:
+    """The file of a store, `None` for a server. Raises `ConfigError` for what can be no store, before anything is opened."""
+    if text.startswith(_POSTGRES):
+        return None
+    if "://" in text and not text.startswith("sqlite:"):
+        raise ConfigError(f"the store's URL {_scheme(text)}://... is not one of sqlite: and postgresql:, and not a path")
+    return sqlite_path(text)
 
 
 def _scheme(text: str) -> str:
