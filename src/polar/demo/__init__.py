@@ -1,83 +1,105 @@
-"""`polar demo`: a real harness on bundled tasks with the bundled model, on a CPU, and what was captured of it.
+"""`polar demo`: the bundled tiny model learns a harness's protocol by GRPO, through the real CLIs, on a CPU.
 
-`play` starts the parts and runs the sessions, `polar.trajectory` makes training rows of what was recorded, `show` prints.
+The model knows the action protocol of one harness well and that of another hardly. It is evaluated under both on held-out tasks, trained
+under the other, and evaluated again. `quick` shows the parts instead: a few sessions with what was captured of them, then one step.
+
+`tasks` makes the tasks, `learn` has the settings of the run, which `polar.train` carries out, `report` and `plot` show what came of it;
+`capture` is the first half of `quick`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 from rich.console import Console
 
-from polar.demo import play, show
-from polar.engine.child import running_engine
 from polar.errors import ConfigError
-from polar.export import label_line
-from polar.harness import install, named
-from polar.records import Session
-from polar.tokens.tokenizer import load_tokenizer
-from polar.trajectory import build
 
-ASSETS = Path(__file__).parents[1] / "assets"
+NEEDED = ("torch", "transformers")
+SUMMARY, PLOT = "summary.json", "plot.svg"
 
 
-def run(sessions: int = 8, output: Path | None = None, seed: int = 0, program: str = "polar") -> int:
-    """Runs the demo and prints it. `seed` picks the tasks; `output` is a new or empty folder (default: one in `runs/`).
-    `program` is how the user calls this command, for the hints at the end.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the demo is asked for. `sessions`: of the first half of `quick`. `steps` of `None`: as many as the demo has. `shuffled`: the
+    control, whose rewards are shuffled within each group. `program`: how the user calls this command, for the hints at the end."""
 
-    Returns 0 when the machinery worked, also where tasks were failed; 1 where a session made no model call at all. Raises
-    `PolarError` where engine, gateway, harness or a verifier could not do their work.
+    quick: bool = False
+    sessions: int = 4
+    seed: int = 0
+    steps: int | None = None
+    shuffled: bool = False
+    output: Path | None = None
+    program: str = "polar"
+
+
+def run(choice: Choice, console: Console | None = None) -> int:
+    """Runs the demo, prints it, and leaves everything in a folder (default: a new one in `runs/`): `summary.json` and `plot.svg` among it.
+
+    Returns 0 when the machinery worked, whatever was learned; 1 where a session made no model call at all. Raises `PolarError` where a part
+    could not do its work, `ConfigError` for a folder that holds something and for what is not installed.
     """
-    if sessions < 1:
+    if choice.sessions < 1:
         raise ConfigError("--sessions must be at least 1")
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"polar demo needs {' and '.join(missing)}: pip install -e '.[demo]' (in Polar's folder)")
-    folder = _folder(output)
-    return asyncio.run(_demo(sessions, folder, seed, program, Console()))
+    began = time.monotonic()
+    folder = _folder(choice.output)
+    console = console or Console()
+    code = 0
+    if choice.quick:
+        from polar.demo.capture import capture
+
+        code = capture(console, choice.sessions, _made(folder / "sessions"), choice.seed, choice.program)
+    _learn(console, choice, folder, began)
+    console.print(f"[dim]{time.monotonic() - began:.0f} s in all[/]", highlight=False)
+    return code
+
+
+def _learn(console: Console, choice: Choice, folder: Path, began: float) -> None:
+    from dataclasses import replace
+
+    from polar.demo import learn, report
+    from polar.demo.screen import DemoScreen
+    from polar.harness import named
+    from polar.train.run import train
+
+    size = learn.QUICK if choice.quick else learn.Size()
+    if choice.steps is not None:
+        size = replace(size, steps=choice.steps)
+    config = learn.settings(folder, size, seed=choice.seed, shuffled=choice.shuffled)
+    title = named(learn.LEARNED).title
+    steps = "one step" if size.steps == 1 else f"{size.steps} steps"
+    console.print(f"\n[bold]GRPO[/]: {steps} under {title}, whose protocol {learn.MODEL} hardly knows; {size.samples} sessions a task")
+    if choice.shuffled:
+        console.print("[yellow]control: rewards are shuffled within each group, so nothing can be learned from them[/]")
+    with DemoScreen(console, size.steps) as screen:
+        train(config, progress=screen, tell=screen.evaluated)
+    summary = report.summarise(learn.read(folder, config), seconds=time.monotonic() - began)
+    (folder / SUMMARY).write_bytes(orjson.dumps(summary.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+    console.print()
+    report.show(console, summary)
+    if summary.sides:
+        (folder / PLOT).write_text(report.plot(summary), encoding="utf-8")
+        console.print(f"\nThe curve: {folder / PLOT}", soft_wrap=True, highlight=False)
+    where = folder / "run"
+    console.print(
+        f"All of it: {folder} (checkpoint: {where / 'checkpoints'}, sessions: {where / 'rollout'})", soft_wrap=True, highlight=False
+    )
 
 
 def _folder(output: Path | None) -> Path:
     folder = output or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; name another with --output")
+    return _made(folder)
+
+
+def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder.resolve()
-
-
-async def _demo(sessions: int, folder: Path, seed: int, program: str, console: Console) -> int:
-    began = time.monotonic()
-    harness = named(play.HARNESS)
-    tasks = play.choose(sessions, seed)
-    console.print(f"[bold]polar demo[/]: {sessions} sessions of {harness.title} {harness.version} on bundled tasks, model {play.MODEL}")
-    with console.status("starting") as status:
-
-        def progress(line: str) -> None:
-            status.update(line)
-            console.print(f"[dim]{time.monotonic() - began:5.1f} s  {line}[/]", highlight=False)
-
-        installing = asyncio.create_task(asyncio.to_thread(install, play.HARNESS, progress=progress))
-        progress(f"starting polar engine {play.MODEL}")
-        async with running_engine(play.MODEL, folder) as url, play.gateway(url, folder, progress) as gateway:
-            installation = await installing
-            served = gateway.models.all[0]
-            progress(f"gateway at http://{gateway.config.host}:{gateway.config.port}, mode {served.mode}; running {sessions} sessions")
-
-            def done(one: play.Played) -> None:
-                verdict = "[green]passed[/]" if one.grade.passed else "[red]failed[/]"
-                progress(f"{one.task.name}: {verdict}, {len(one.completions)} turns, {one.run.duration_s:.1f} s")
-
-            played = await play.play_all(gateway, installation, tasks, folder, done)
-    rewards = [label_line(one.session_id, reward=one.grade.reward, outcome="graded") for one in played]
-    (folder / "rewards.jsonl").write_bytes(b"".join(rewards))
-    tokenizer = load_tokenizer(ASSETS / play.MODEL)
-    built = [(one, build(Session(one.session_id, b"", b"", metadata={"harness": play.HARNESS}), one.completions)) for one in played]
-    show.show_all(console, built, tokenizer.decode, folder, program)
-    console.print(f"[dim]{time.monotonic() - began:.0f} s in all[/]", highlight=False)
-    silent = [one for one in played if not one.completions]
-    for one in silent:
-        console.print(f"[red]{one.session_id} made no model call[/]: {one.run.problem}; see {one.run.stderr}", highlight=False)
-    return 1 if silent else 0

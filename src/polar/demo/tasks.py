@@ -6,7 +6,6 @@ instances never mix: `polar.tasks.files` splits them by a hash of their words.
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def files_line(task: FileTask) -> str:
 
 
 def check_line(task: FileTask) -> str:
-    """A shell line that ends with 0 if the working folder holds exactly what is expected, trailing newlines aside, and says what is wrong."""
+    """A shell line that ends with 0 if the working folder holds exactly what is expected, trailing newlines aside; else it says why not."""
     tests = [
         f'{{ [ "$(cat {shlex.quote(name)} 2>/dev/null)" = {shlex.quote(text)} ] || {{ echo "wrong content: {name}"; exit 1; }}; }}'
         for name, text in sorted(task.expected.items())
@@ -60,8 +59,3 @@ def check_line(task: FileTask) -> str:
     names = " ".join(sorted(task.expected))
     tests.append(f'{{ [ "$(echo *)" = {shlex.quote(names)} ] || {{ echo "other files: $(echo *)"; exit 1; }}; }}')
     return " && ".join(tests)
-
-
-def first(count: int, *, held_out: bool, seed: int) -> list[FileTask]:
-    """So many instances, families in turn."""
-    return list(itertools.islice(instances(seed, held_out=held_out), count))
