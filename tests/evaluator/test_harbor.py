@@ -100,6 +100,15 @@ async def test_a_link_to_the_hidden_expectation_is_not_carried(lab: Lab, tests: 
     assert "reward 0" in verdict.report["output_end"]
 
 
+async def test_a_setuid_file_loses_its_bits_and_the_work_is_graded(lab: Lab, tests: Path) -> None:
+    async with lab.sandbox() as agent:
+        await work(agent, "echo 42 > answer.txt; mkdir bin; cp /bin/true bin/one; chmod 4755 bin/one; cp /bin/true two; chmod 2755 two")
+        await work(agent, "ln -s / root; mkdir shared; chmod 2775 shared")
+        verdict = await make("harbor", {}).evaluate(lab.evidence(agent))
+    assert verdict.reward == 1
+    assert verdict.report["carried"]["setuid_dropped"] == ["bin/one", "two"]
+
+
 async def test_tests_that_never_end_are_the_policys_zero(lab: Lab, tests: Path) -> None:
     (tests / "test.sh").write_text("sh ./answer.txt\n")
     async with lab.sandbox() as agent:

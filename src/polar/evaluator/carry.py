@@ -3,7 +3,7 @@
 The evaluator's sandbox was prepared like the agent's. Its work folder is emptied and filled with the agent's files, so that what the agent
 removed is gone; then guarded files are put back (`polar.evaluator.guards`). Links that leave the folder are not carried, but for those to
 plain files that the evaluator's sandbox has too (a virtual environment's interpreter): one to where hidden tests will lie would be a way
-to read them.
+to read them. Setuid and setgid bits of files are dropped: they mean nothing to a grader, and must not come to this machine.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Carried:
     refused: str | None = None
     undone: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    bits: tuple[str, ...] = ()
+    """Files that lost their setuid or setgid bit."""
     how: str = ""
 
     def report(self) -> JsonObject:
@@ -43,6 +45,8 @@ class Carried:
             said["undone"] = list(self.undone)
         if self.links:
             said["links_not_carried"] = list(self.links)
+        if self.bits:
+            said["setuid_dropped"] = list(self.bits)
         return said
 
 
@@ -66,7 +70,7 @@ async def carry(
     if done.refused is not None:
         return done
     undone = await trusted.restore(runtime, budget=budget)
-    return Carried(None, tuple(dict.fromkeys((*done.undone, *undone))), done.links, done.how)
+    return Carried(None, tuple(dict.fromkeys((*done.undone, *undone))), done.links, done.bits, done.how)
 
 
 async def _patch(evidence: Evidence, runtime: Runtime, target: str, protect: Sequence[str], budget: Budget) -> Carried:
@@ -86,12 +90,13 @@ async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carr
     evidence.folder.mkdir(parents=True, exist_ok=True)
     local = evidence.folder / "work"
     links: dict[str, str] = {}
+    bits: tuple[str, ...] = ()
     try:
         try:
             await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
         except UnsafePath:
             shutil.rmtree(local, ignore_errors=True)
-            links = await _unlink(agent, budget)
+            links, bits = await _unlink(agent, budget), await _unset(agent, budget)
             try:
                 await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
             except UnsafePath as error:
@@ -108,7 +113,7 @@ async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carr
     finally:
         shutil.rmtree(local, ignore_errors=True)
     lost = await _relink(runtime, links, budget)
-    return Carried(links=lost, how="workdir")
+    return Carried(links=lost, bits=bits, how="workdir")
 
 
 _UNLINK = r"""
@@ -142,6 +147,12 @@ for path do
     fi
 done' sh {} +
 """
+_UNSET = r"""
+find . -type f \( -perm -4000 -o -perm -2000 \) -exec sh -c '
+for path do
+    chmod ug-s -- "$path" && printf "%s\\0" "$path"
+done' sh {} +
+"""
 _RELINK = r"""
 while [ $# -gt 1 ]; do
     if [ -f "$2" ] && [ ! -e "$1" ] && ln -s -- "$2" "$1" 2> /dev/null; then :; else printf '%s\0' "$1"; fi
@@ -157,6 +168,14 @@ async def _unlink(agent: Runtime, budget: Budget) -> dict[str, str]:
     )
     fields = [part.decode(errors="surrogateescape") for part in done.stdout.split(b"\0")[:-1]]
     return dict(zip(fields[::2], fields[1::2], strict=False))
+
+
+async def _unset(agent: Runtime, budget: Budget) -> tuple[str, ...]:
+    """Takes setuid and setgid bits off the files of the agent's (finished) work folder; which had one."""
+    done = await agent.exec(
+        ["sh", "-c", f'cd -- "$1" || exit 1\n{_UNSET}', "sh", agent.workdir], timeout_s=min(120.0, budget.left()), keep_bytes=4 << 20
+    )
+    return tuple(sorted(part.decode(errors="replace").removeprefix("./") for part in done.stdout.split(b"\0")[:-1]))
 
 
 async def _relink(runtime: Runtime, links: dict[str, str], budget: Budget) -> tuple[str, ...]:
