@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.train.attention import FlashCpu, grow, kernel_for
+from polar.train.attention import FlashCpu, grow, kernel_for, parts_of
 from polar.train.forest import Segment, plant, rectangles
 from polar.train.packing import pack_shared
 
@@ -86,10 +86,24 @@ def test_the_fused_kernel_equals_plain_attention_over_any_forest(values: list[li
     )
     found = []
     for kernel in (FlashCpu(), None):
-        out = grow(q, k, v, forest.segments, 0.3, kernel)
+        out = grow(q, k, v, parts_of(forest.segments), forest.segments, 0.3, kernel)
         found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=0, atol=1e-10)
+
+
+@given(rows, st.data())
+def test_what_nobody_reads_need_not_be_computed(values: list[list[int]], data: st.DataObject) -> None:
+    forest = plant(tensors(values), grain=1)
+    wanted = torch.tensor(sorted(data.draw(st.sets(st.integers(0, len(forest) - 1), min_size=1))))
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, len(forest), 8, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3))
+    found = []
+    for parts in (parts_of(forest.segments, wanted), parts_of(forest.segments)):
+        out = grow(q, k, v, parts, forest.segments, 0.3, FlashCpu())[:, :, wanted]
+        found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    for ours, whole in zip(*found, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

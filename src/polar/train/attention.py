@@ -12,9 +12,8 @@ without a forest goes on. Kernels of fused attention are PyTorch's own; where no
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +80,7 @@ def kernel_for(device: torch.device, dtype: torch.dtype, heads: int, groups: int
     for one in (kernel, None):
         try:
             with torch.enable_grad():
-                out = grow(*inputs, segments, size**-0.5, one)
+                out = grow(*inputs, parts_of(segments), segments, size**-0.5, one)
                 results.append((out.detach(), *torch.autograd.grad(out, inputs, towards)))
         except (NotImplementedError, RuntimeError, TypeError):
             return None
@@ -89,14 +88,46 @@ def kernel_for(device: torch.device, dtype: torch.dtype, heads: int, groups: int
     return kernel if all(torch.allclose(a, b, rtol=allowed, atol=allowed) for a, b in zip(*results, strict=True)) else None
 
 
-def grow(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], scale: float, kernel: Kernel | None) -> Tensor:
+class Part(NamedTuple):
+    """A call of the kernel: `here` attend to `seen`, of which they see all or, if `causal`, what stands before them. `first`: these queries
+    saw nothing yet."""
+
+    here: slice | Tensor
+    seen: slice
+    causal: bool
+    first: bool
+
+
+def parts_of(segments: Sequence[Segment], wanted: Tensor | None = None) -> list[Part]:
+    """What grows from a segment stands directly behind it: one call for all. `wanted`: int64[k], ascending; of other ids, the output does
+    not matter, and is computed where that is no more work."""
+    found = []
+    for segment in segments:
+        own, later = slice(segment.start, segment.end), slice(segment.end, segment.stop)
+        first = segment.level == 0
+        if wanted is None:
+            found.append(Part(own, own, True, first))
+            if segment.stop > segment.end:
+                found.append(Part(later, own, False, first))
+            continue
+        start, end, stop = torch.searchsorted(wanted, torch.tensor([segment.start, segment.end, segment.stop])).tolist()
+        if end > start:
+            found.append(Part(own, own, True, first))
+        if stop > end:
+            found.append(Part(wanted[end:stop], own, False, first))
+    return found
+
+
+def grow(
+    q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], segments: Sequence[Segment], scale: float, kernel: Kernel | None
+) -> Tensor:
     """Attention of every id to those before it on its way from the root. `q`: float[1, heads, n, d]; `k`, `v`: float[1, fewer heads, n, d];
-    returns float[1, heads, n, d]."""
+    returns float[1, heads, n, d]. `parts` are those of `segments`."""
     if kernel is not None:
-        result: Tensor = _Grow.apply(q, k, v, segments, scale, kernel)  # type: ignore[no-untyped-call]
+        result: Tensor = _Grow.apply(q, k, v, parts, scale, kernel)  # type: ignore[no-untyped-call]
         return result
     way: list[Segment] = []
-    parts = []
+    found = []
     for segment in segments:
         del way[segment.level :]
         way.append(segment)
@@ -105,24 +136,25 @@ def grow(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], scale: fl
         seen = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(keys.shape[2] - query.shape[2])
         repeats = q.shape[1] // k.shape[1]
         keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-        parts.append(scaled_dot_product_attention(query, keys, values, seen, scale=scale))
-    return torch.cat(parts, 2)
+        found.append(scaled_dot_product_attention(query, keys, values, seen, scale=scale))
+    return torch.cat(found, 2)
 
 
 class _Grow(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], scale: float, kernel: Kernel) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], scale: float, kernel: Kernel) -> Tensor:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        out = torch.empty((*q.shape[:1], q.shape[2], q.shape[1], v.shape[3]), dtype=wide, device=q.device).transpose(1, 2)
-        lse = torch.empty(q.shape[:3], dtype=wide, device=q.device)
-        for here, seen, causal, first in _parts(segments):
+        out = torch.zeros((*q.shape[:1], q.shape[2], q.shape[1], v.shape[3]), dtype=wide, device=q.device).transpose(1, 2)
+        lse = torch.zeros(q.shape[:3], dtype=wide, device=q.device)
+        for here, seen, causal, first in parts:
             part, norm = kernel.forward(q[:, :, here], k[:, :, seen], v[:, :, seen], causal, scale)
-            if first:
-                out[:, :, here], lse[:, :, here] = part, norm
-            else:
-                _join(out[:, :, here], lse[:, :, here], part, norm)
+            if not first:  # joined with what these queries saw before
+                before, part_norm = lse[:, :, here], norm
+                norm = torch.logaddexp(before, part_norm)
+                part = out[:, :, here] * torch.exp(before - norm)[..., None] + part * torch.exp(part_norm - norm)[..., None]
+            out[:, :, here], lse[:, :, here] = part.to(wide), norm
         out = out.to(q.dtype)
-        ctx.segments, ctx.scale, ctx.kernel = segments, scale, kernel
+        ctx.parts, ctx.scale, ctx.kernel = parts, scale, kernel
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
@@ -130,10 +162,10 @@ class _Grow(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = gradients
         q, k, v, out, lse = ctx.saved_tensors
-        whole = len(ctx.segments) == len([one for one in ctx.segments if one.level == 0])
-        wide = q.dtype if whole or q.dtype == torch.float64 else torch.float32  # of sums over segments
+        alone = all(part.first and part.causal for part in ctx.parts)
+        wide = q.dtype if alone or q.dtype == torch.float64 else torch.float32  # of sums over parts
         to_q, to_k, to_v = (torch.zeros_like(one, dtype=wide) for one in (q, k, v))
-        for here, seen, causal, _ in _parts(ctx.segments):
+        for here, seen, causal, _ in ctx.parts:
             for total, where, part in zip(
                 (to_q, to_k, to_v),
                 (here, seen, seen),
@@ -146,28 +178,26 @@ class _Grow(torch.autograd.Function):
         return to_q.to(q.dtype), to_k.to(k.dtype), to_v.to(v.dtype), None, None, None
 
 
-def _parts(segments: Sequence[Segment]) -> Iterator[tuple[slice, slice, bool, bool]]:
-    """(queries, keys, causal, the first that these queries see). What grows from a segment stands directly behind it: one call for all."""
-    for segment in segments:
-        own = slice(segment.start, segment.end)
-        yield own, own, True, segment.level == 0
-        if segment.stop > segment.end:
-            yield slice(segment.end, segment.stop), own, False, segment.level == 0
-
-
-def _join(out: Tensor, lse: Tensor, part: Tensor, norm: Tensor) -> None:
-    """Takes a part into what is there, in place."""
-    both = torch.logaddexp(lse, norm)
-    out.mul_(torch.exp(lse - both)[..., None]).add_(part * torch.exp(norm - both)[..., None])
-    lse.copy_(both)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """What goes through the model to its mixers: the forest (on the model's device) and the kernel for it."""
+    """What goes through the model to its mixers: the forest (on the model's device) and the kernel for it.
 
-    forest: Forest
-    kernel: Kernel | None
+    `wanted`: int64[k], ascending, on the CPU: the ids whose hidden states are read in the end. In the last of the model's `layers`, the
+    others need not look at anything.
+    """
+
+    def __init__(self, forest: Forest, kernel: Kernel | None, wanted: Tensor, layers: int) -> None:
+        self.forest = forest
+        self.kernel = kernel
+        self.last = layers - 1
+        self.parts = parts_of(forest.segments)
+        self.parts_in_last = [
+            part._replace(here=part.here.to(forest.ids.device) if isinstance(part.here, Tensor) else part.here)
+            for part in parts_of(forest.segments, wanted)
+        ]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int | None) -> Tensor:
+        parts = self.parts_in_last if layer == self.last else self.parts
+        return grow(q, k, v, parts, self.forest.segments, scale, self.kernel)
 
 
 def prepare(backbone: nn.Module) -> None:
@@ -206,7 +236,8 @@ class _Attention:
             if more.get(name):
                 raise NotImplementedError(f"{type(module).__name__} attends with {name}")
         scale = more.get("scaling") or query.shape[-1] ** -0.5
-        return grow(query, key, value, layout.forest.segments, scale, layout.kernel).transpose(1, 2).contiguous(), None
+        found = layout.attend(query, key, value, scale, getattr(module, "layer_idx", None))
+        return found.transpose(1, 2).contiguous(), None
 
 
 def _by_rows(self: Any, hidden_states: Tensor, *positional: Any, **more: Any) -> Any:

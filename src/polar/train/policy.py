@@ -76,6 +76,11 @@ class Policy:
     def device(self) -> torch.device:
         return next(self.backbone.parameters()).device
 
+    @property
+    def _config(self) -> Any:
+        config: Any = self.backbone.config
+        return config.get_text_config()
+
     def choose(self, rows: Sequence[Row]) -> Way:
         """The cheapest way for these rows."""
         if len(rows) < 2:
@@ -129,18 +134,19 @@ class Policy:
 
     def _grown(self, rows: Sequence[Row], forest: Forest) -> list[Tensor]:
         """The mask says nothing: one of four dimensions is handed on as it is, so that no mask over all pairs is made."""
+        places = [path[row.places - 1] for path, row in zip(forest.paths, rows, strict=True)]
         forest = forest.to(self.device)
-        layout = Layout(forest, self._kernel())
+        layers = int(self._config.num_hidden_layers)
+        layout = Layout(forest, self._kernel(), torch.unique(torch.cat(places)), layers)
         nothing = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         more = {FOREST: layout, "position_ids": forest.positions[None], "attention_mask": nothing}
         hidden = self._hidden(forest.ids[None], **more)[0]
-        return [hidden[path[row.places.to(path.device) - 1]] for path, row in zip(forest.paths, rows, strict=True)]
+        return [hidden[chosen.to(hidden.device)] for chosen in places]
 
     def _kernel(self) -> Kernel | None:
         key = (self.device, self.head_weight.dtype)
         if key not in self._kernels:
-            config: Any = self.backbone.config
-            config = config.get_text_config()
+            config = self._config
             heads = int(config.num_attention_heads)
             groups = int(getattr(config, "num_key_value_heads", None) or heads)
             size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
