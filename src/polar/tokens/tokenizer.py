@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from polar.chat import JsonObject
 from polar.errors import ConfigError
+from polar.tokens.pieces import pieces_of
 from polar.tokens.words import word_encoder
 
 _LONG = 4_000
@@ -36,7 +37,8 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, *, name_or_path: str, config: JsonObject, chat_template: str | None, hash: str) -> None:
         self.backend = backend
-        self.decodes_in_pieces = isinstance(backend.decoder, decoders.ByteLevel)
+        self._pieces = pieces_of(backend)
+        self.decodes_in_pieces = self._pieces is not None
         """Whether the texts of two runs of ids, the first of whole characters, are together the text of both: so it is where each token
         stands for its bytes, and not where the first token of a text loses a space."""
         self._words = word_encoder(backend)
@@ -77,6 +79,8 @@ class Tokenizer:
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False, **_: Any) -> str:
         """Bytes that are no UTF-8 become U+FFFD. An id outside the vocabulary decodes to nothing."""
         ids = [token_ids] if isinstance(token_ids, int) else _as_list(token_ids)
+        if self._pieces is not None and not skip_special_tokens:
+            return self._pieces.decode(ids)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
