@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from polar.tasks import SETS
+from polar.errors import EvaluatorError
+from polar.tasks import SETS, load
+from polar.tasks.harbor import grade
 
 GRADER = SETS["coding"].folders[0] / "lru-cache" / "tests" / "grade.py"
 
@@ -114,3 +116,47 @@ def test_what_never_ends_is_ended_and_decides(graded: Graded) -> None:
     assert "did not end" in output
     assert "two" not in output
     assert time.monotonic() - began < 20
+
+
+def test_what_is_graded_ends_with_a_grader_that_is_killed(tmp_path: Path) -> None:
+    tests, work = tmp_path / "tests", tmp_path / "work"
+    tests.mkdir()
+    work.mkdir()
+    shutil.copy(GRADER, tests / "grade.py")
+    told = tmp_path / "pid"
+    case = {"name": "one", "run": f"echo $$ > {told}.part; mv {told}.part {told}; exec sleep 300", "expect": {"exit": 0}}
+    (tests / "cases.json").write_text(json.dumps({"score": "all", "cases": [case]}))
+    env = {"PATH": os.defpath, "VERIFIER_LOGS": str(tmp_path / "logs")}
+    grader = subprocess.Popen(["python3", "-I", "-B", str(tests / "grade.py")], cwd=work, env=env, stdout=subprocess.DEVNULL)
+    wait(told.exists)
+    case_process = int(told.read_text())
+    grader.kill()
+    grader.wait()
+    wait(lambda: ended(case_process))
+
+
+def test_a_verifier_that_takes_too_long_leaves_nothing_running(tmp_path: Path) -> None:
+    folder = tmp_path / "task"
+    told = tmp_path / "pid"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "instruction.md").write_text("Do it.")
+    (folder / "task.toml").write_text("[verifier]\ntimeout_sec = 1.0\n")
+    (folder / "tests" / "test.sh").write_text(f"sleep 300 &\necho $! > {told}\nwait\n")
+    with pytest.raises(EvaluatorError, match="took longer"):
+        grade(load(folder), tmp_path)
+    wait(lambda: ended(int(told.read_text())))
+
+
+def wait(true: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Gone, or dead and not yet collected by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

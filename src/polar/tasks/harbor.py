@@ -8,9 +8,11 @@ and no model.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -228,20 +230,24 @@ def grade(task: Task, workspace: Path) -> Grade:
 def _script(task: Task, path: str, workspace: Path, env: dict[str, str]) -> str:
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(workspace), "LC_ALL": "C", **env}
     command = ["sh", str((task.folder / path).resolve())]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=workspace,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=task.verifier_timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise EvaluatorError(f"task {task.name}: {path} took longer than {task.verifier_timeout_s:g} s") from error
-    output = done.stdout.decode(errors="replace")
-    if done.returncode != 0:
-        raise EvaluatorError(f"task {task.name}: {path} ended with exit code {done.returncode}; it printed: {output[-300:]}")
+    process = subprocess.Popen(
+        command,
+        cwd=workspace,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            printed, _ = process.communicate(timeout=task.verifier_timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise EvaluatorError(f"task {task.name}: {path} took longer than {task.verifier_timeout_s:g} s") from error
+        finally:  # what it started goes with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    output = printed.decode(errors="replace")
+    if process.returncode != 0:
+        raise EvaluatorError(f"task {task.name}: {path} ended with exit code {process.returncode}; it printed: {output[-300:]}")
     return output

@@ -2,7 +2,8 @@
 
 The code under test runs in processes of its own, each case in a fresh copy of the work folder, and is judged by what comes out of them: it
 never holds what is expected, and cannot reach this process's count. Where the tests were put into a sandbox for this one run (Harbor's
-/tests, or $VERIFIER_TESTS), cases.json is gone before any of it runs; what it leaves running is ended. Needs Python 3.8 on Linux.
+/tests, or $VERIFIER_TESTS), cases.json is gone before any of it runs; what it leaves running is ended, and what runs when this process
+is killed ends with it. Needs Python 3.8 on Linux.
 
 A case is `run` (a shell command) or `python` (a snippet that sets `result`), with `files` put into the folder first and `stdin`. `expect`
 tells what must hold of it: `exit`, `stdout`, `json` (the whole of stdout), `key` (one key of that), `result`, `files`, `absent`.
@@ -22,6 +23,8 @@ import tempfile
 HERE = os.path.dirname(os.path.realpath(__file__))
 TIMEOUT_S = 10
 SUBREAPER = 36  # of prctl: whoever loses its parent becomes a child of this process
+DEATH_SIGNAL = 1  # of prctl: what a process gets when its parent ends
+LIBC = ctypes.CDLL(None)
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("VERIFIER_")}
 DRIVER = """
 import json, os, sys
@@ -40,8 +43,16 @@ with os.fdopen(int(sys.argv[1]), "w") as out:
 
 def run(command, folder, stdin, pass_fds=()):
     """Exit code (124 after a timeout) and stdout of a command; nothing that it started is left afterwards."""
+    grader = os.getpid()
+
+    def bound():
+        LIBC.prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != grader:  # it ended before that
+            os._exit(137)
+
     process = subprocess.Popen(
         command,
+        preexec_fn=bound,
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -133,7 +144,7 @@ def wrong(case, folder):
 
 
 def main():
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    LIBC.prctl(SUBREAPER, 1, 0, 0, 0)
     path = os.path.join(HERE, "cases.json")
     with open(path, encoding="utf-8") as file:
         plan = json.load(file)
