@@ -79,9 +79,12 @@ def sft(
     }
     settings = load(config, given | _set(set_))
     try:
+        from transformers.utils.logging import disable_progress_bar
+
         from polar.train.sft import run
     except ImportError as error:
         raise ConfigError(f"polar sft needs torch and transformers: pip install -e '.[train]' (in Polar's folder) ({error})") from error
+    disable_progress_bar()  # a bar for each checkpoint would stand between the lines of progress
     with _stopping() as stop:
         report = run(settings, say=say, stop=stop)
     if not report.finished:

@@ -11,49 +11,38 @@ and data alone, so a run that was killed and goes on from its last checkpoint en
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from polar.engine.models import resolve
-from polar.errors import ConfigError
-from polar.tokens.tokenizer import load_tokenizer
 from polar.train import checkpoints
 from polar.train.checkpoints import RunState
-from polar.train.learner import Learner, Optimisation, StepReport
-from polar.train.loading import LoraSettings, is_lora, save_merged
+from polar.train.learner import Learner, StepReport
+from polar.train.loading import is_lora, save_merged
 from polar.train.loss import Terms
 from polar.train.metrics import Metrics, open_metrics
 from polar.train.parallel import join
 from polar.train.rows import Row
 from polar.train.sft_config import SftConfig
-from polar.train.sft_data import Rows, Sample, batches, read_rows, splits_of
+from polar.train.sft_data import Sample, batches
+from polar.train.sft_work import CHECKPOINTS, MODEL, Loading, Say, Work, locked, opened, prepared
 
-SETTINGS = "sft.json"
-CHECKPOINTS = "checkpoints"
-MODEL = "model"
 ADAPTER = "adapter"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
     "added_tokens.json", "vocab.json", "merges.txt",
 )  # fmt: skip
 """What stands beside the weights and is not trained."""
-_VALIDATION = ("validation", "test")
 _SAY_EVERY_S = 10.0
 _RATE_AFTER_STEPS = 3
 """The first steps warm caches up; the first rate is said after so many."""
-
-Say = Callable[[str], None]
 
 
 class CrossEntropy:
@@ -109,14 +98,14 @@ def run(config: SftConfig, *, say: Say = print, stop: Callable[[], bool] = lambd
     call it; those that do not lead help and return a report that says nothing.
     """
     with join() as group, ExitStack() as stack:
-        work: _Work | None = None
+        work: Work | None = None
         if group.leads:
-            stack.enter_context(_locked(Path(config.output)))
-            work = _prepared(config, say)
+            stack.enter_context(locked(Path(config.output)))
+            work = prepared(config, say)
             if work.finished:
                 say(f"{config.output} holds this run, finished: nothing to do")
                 return SftReport(True, work.steps, None, {}, 0.0, work.output / MODEL)
-        start: _Loading | None = group.broadcast(None if work is None else work.loading)
+        start: Loading | None = group.broadcast(None if work is None else work.loading)
         if start is None:  # the leader had nothing to do, or an error to tell
             return SftReport(False, 0, None, {}, 0.0, None)
         torch.manual_seed(config.seed)
@@ -127,131 +116,10 @@ def run(config: SftConfig, *, say: Say = print, stop: Callable[[], bool] = lambd
         return _Run(config, work, learner, say, stop).all()
 
 
-@dataclass(frozen=True, slots=True)
-class _Loading:
-    """What all processes need: arguments of `load_policy`, and how the optimiser goes."""
-
-    model: dict[str, Any]
-    optimisation: Optimisation
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What the leader knows before the model is loaded. `place`: the checkpoint to go on from; `steps`: of the whole run."""
-
-    output: Path
-    source: Path
-    data: Rows
-    validation: Rows | None
-    steps: int
-    place: Path | None
-    finished: bool
-    loading: _Loading
-
-
-def _prepared(config: SftConfig, say: Say) -> _Work:
-    source, output = resolve(config.model), Path(config.output)
-    data, validation = _read(config, source, say)
-    lengths = [len(sample) for sample in data.samples]
-    steps = sum(len(batches(lengths, config.batch_tokens, epoch=epoch, seed=config.seed)) for epoch in range(config.epochs))
-    steps = min(steps, config.max_steps or steps)
-    _identify(output, config, data, validation)
-    place = checkpoints.latest(output / CHECKPOINTS)
-    finished = place is not None and checkpoints.load_run(place).batches >= steps and (output / MODEL).is_dir()
-    lora = None if config.lora is None else LoraSettings(**config.lora.model_dump())
-    saved = None if place is None else place / "model"
-    model: dict[str, Any] = {
-        "model": str(source if saved is None or lora is not None else saved),
-        "adapter": saved if lora is not None else None,
-        "lora": lora,
-        "dtype": config.dtype,
-        "attention": config.attention,
-        "gradient_checkpointing": config.gradient_checkpointing,
-    }
-    optimisation = Optimisation(
-        lr=config.lr,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
-        schedule=config.schedule,
-        warmup_steps=round(config.warmup_share * steps),
-        total_steps=steps,
-        max_grad_norm=config.max_grad_norm,
-        token_budget=config.token_budget,
-    )
-    return _Work(output, source, data, validation, steps, place, finished, _Loading(model, optimisation))
-
-
-def _read(config: SftConfig, source: Path, say: Say) -> tuple[Rows, Rows | None]:
-    from transformers import AutoConfig
-
-    data, shape = Path(config.data), AutoConfig.from_pretrained(str(source)).get_text_config()
-    tokenizer = load_tokenizer(source)
-    context = int(getattr(shape, "max_position_embeddings", 0) or 1 << 31)
-
-    def rows(split: str) -> Rows:
-        return read_rows(
-            data,
-            split,
-            tokenizer,
-            vocabulary=int(shape.vocab_size),
-            max_tokens=config.max_tokens or context,
-            renderer=config.renderer,
-            any_tokenizer=config.any_tokenizer,
-        )
-
-    names = splits_of(data)
-    watched = config.validation or next((name for name in _VALIDATION if name in names and name != config.split), "none")
-    found = {split: rows(split) for split in (config.split, watched) if split != "none"}
-    for split, one in found.items():
-        say(f"{split}: {len(one.samples):,} rows, {one.tokens:,} tokens, {one.trained:,} of them trained")
-        for reason, count in one.left_out.items():
-            say(f"{split}: {count:,} rows left out: {reason}")
-        if not one.samples:
-            raise ConfigError(f"{data}: there is nothing to train in the split {split}" if split == config.split else f"{split} is empty")
-    return found[config.split], found.get(watched)
-
-
-def _identify(output: Path, config: SftConfig, data: Rows, validation: Rows | None) -> None:
-    """Says what run the folder holds, or checks that it is this one. Raises `ConfigError` where it is not."""
-    mine = {**config.numbers(), "rows": data.fingerprint(), "validation_rows": None if validation is None else validation.fingerprint()}
-    place = output / SETTINGS
-    if place.is_file():
-        try:
-            theirs = json.loads(place.read_text())
-            changed = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
-        except (ValueError, AttributeError) as error:
-            raise ConfigError(f"{place} is not of a run of polar sft: {error}") from error
-        if changed:
-            raise ConfigError(
-                f"{output} holds a run with another {', '.join(changed)}: go on with its own settings, or name another output"
-            )
-        return
-    temporary = place.with_name(f".{SETTINGS}.{os.getpid()}")
-    temporary.write_text(json.dumps(mine, indent=2) + "\n")
-    temporary.replace(place)
-
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """The folder, made, and this process's alone. Raises `ConfigError` where it holds something else or another process trains in it."""
-    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / SETTINGS).is_file())):
-        raise ConfigError(f"{output} exists and is no run of polar sft: name another folder")
-    output.mkdir(parents=True, exist_ok=True)
-    folder = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process trains in {output}") from None
-        yield
-    finally:
-        os.close(folder)
-
-
 class _Run:
     """The loop of the leading process."""
 
-    def __init__(self, config: SftConfig, work: _Work, learner: Learner, say: Say, stop: Callable[[], bool]) -> None:
+    def __init__(self, config: SftConfig, work: Work, learner: Learner, say: Say, stop: Callable[[], bool]) -> None:
         self.config = config
         self.work = work
         self.learner = learner
@@ -367,13 +235,16 @@ class _Run:
         self.say(f"the model is in {output / MODEL}")
 
     def _replace(self, place: Path, write: Callable[[Path], None]) -> None:
-        making = place.with_name(f".{place.name}.{os.getpid()}")
+        making = place.with_name(f".{place.name}")
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
         write(making)
         for name in TOKENIZER_FILES:
             if (self.work.source / name).is_file() and not (making / name).is_file():
                 shutil.copyfile(self.work.source / name, making / name)
+        for file in [*making.iterdir(), making]:
+            with opened(file) as descriptor:
+                os.fsync(descriptor)
         shutil.rmtree(place, ignore_errors=True)
         making.rename(place)
 
