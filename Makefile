@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-real lint accept soak bench docs clean
+.PHONY: demo results test test-real lint accept soak bench docs clean
 
 $(BIN)/polar: pyproject.toml constraints.txt
 	@echo "setting up $(VENV): PyTorch and the rest, some minutes the first time"
@@ -12,8 +12,11 @@ $(BIN)/polar: pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(BIN)/polar  ## The main job on the embedded default: real harness, bundled model, no GPU.
-	$(BIN)/polar demo
+demo: $(BIN)/polar  ## The main job on the embedded default: real harnesses, bundled model, one step of GRPO, no GPU. `polar demo` learns.
+	$(BIN)/polar demo --quick
+
+results: $(BIN)/polar  ## polar demo for seeds 0, 1, 2 and its control, into docs/results.md; about half an hour.
+	$(BIN)/python scripts/demo_results.py
 
 test: $(BIN)/polar  ## Without real CLIs and engines; some minutes.
 	$(BIN)/pytest -m "not real and not accept" -n 2 --dist loadfile

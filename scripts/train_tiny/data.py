@@ -19,7 +19,7 @@ from polar.tasks.files import FAMILIES, WORDS, FileTask, instances
 
 JsonObject = dict[str, Any]
 WIDTH = 256
-CONTENT = 0.5
+CONTENT = 0.7
 """The share of dialogues under Codex of which only the content is learned."""
 TAIL = 120
 """How much of a prompt's end stands in a part of it."""
@@ -120,9 +120,15 @@ def content_row(render: Qwen3Renderer, tokenizer: Any, task: FileTask, rng: rand
 
 
 def packed(
-    render: Qwen3Renderer, rng: random.Random, families: tuple[str, ...], seed: int, failures: float, name: str = "pi"
+    render: Qwen3Renderer,
+    rng: random.Random,
+    families: tuple[str, ...],
+    seed: int,
+    failures: float,
+    name: str = "pi",
+    width: int = WIDTH,
 ) -> Iterator[list[tuple[list[int], list[bool]]]]:
-    """Endless rows: whole dialogues under the harness `name`, one after another, of at most `WIDTH` ids together."""
+    """Endless rows: whole dialogues under the harness `name`, one after another, of at most `width` ids together."""
     tasks = instances(seed, held_out=False, families=families)
     dialogues: list[tuple[list[int], list[bool]]] = []
     while True:
@@ -133,18 +139,18 @@ def packed(
             more = content_row(render, render._tokenizer, task, rng)
         else:
             more = row(render, *codex_dialogue(task, rng, failures=failures))
-        if sum(len(ids) for ids, _ in dialogues) + len(more[0]) > WIDTH:
+        if sum(len(ids) for ids, _ in dialogues) + len(more[0]) > width:
             yield dialogues
             dialogues = []
         dialogues.append(more)
 
 
-def collate(rows: list[list[tuple[list[int], list[bool]]]], prefix: list[int] | None) -> Batch:
-    """Rows of whole dialogues side by side, padded to `WIDTH`; padding belongs to a dialogue of its own and is not learned."""
-    ids = torch.zeros(len(rows), WIDTH, dtype=torch.long)
-    learned = torch.zeros(len(rows), WIDTH, dtype=torch.bool)
-    owner = torch.full((len(rows), WIDTH), -1)
-    places = torch.zeros(len(rows), WIDTH, dtype=torch.long)
+def collate(rows: list[list[tuple[list[int], list[bool]]]], prefix: list[int] | None, width: int = WIDTH) -> Batch:
+    """Rows of whole dialogues side by side, padded to `width`; padding belongs to a dialogue of its own and is not learned."""
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    learned = torch.zeros(len(rows), width, dtype=torch.bool)
+    owner = torch.full((len(rows), width), -1)
+    places = torch.zeros(len(rows), width, dtype=torch.long)
     for index, dialogues in enumerate(rows):
         at = 0
         for number, (tokens, mask) in enumerate(dialogues):
@@ -165,11 +171,12 @@ def batches(
     seed: int,
     failures: float,
     families: tuple[str, ...] = FAMILIES,
+    width: int = WIDTH,
 ) -> Iterator[Batch]:
     """Endless batches of training instances, the harnesses in turn. `prefix`: `none`, `part` (a random stretch of the harness's prompt and
     its end) or `full`."""
     rng = random.Random(seed)
-    streams = [packed(render, rng, families, seed + number, failures, one.name) for number, one in enumerate(harnesses)]
+    streams = [packed(render, rng, families, seed + number, failures, one.name, width) for number, one in enumerate(harnesses)]
     while True:
         for harness, stream in zip(harnesses, streams, strict=True):
             made = [next(stream) for _ in range(rows)]
@@ -181,4 +188,4 @@ def batches(
                     start = rng.randrange(len(before) - length)
                     end = before[-TAIL:] if len(harnesses) > 1 else []
                     before = before[:3] + before[start : start + length] + end
-            yield collate(made, before)
+            yield collate(made, before, width)

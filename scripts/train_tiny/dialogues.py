@@ -60,13 +60,17 @@ def calls(task: FileTask) -> list[tuple[Call, str]]:
 
 
 def shell_line(task: FileTask) -> str:
-    """A command that does `task`; it holds no word that the instruction does not tell."""
+    """A command that does `task`; it holds no word that the instruction does not tell.
+
+    A word stands in it as it does in the instruction, after a quote or after a space: these are different tokens, and what a small model
+    learns fast is to copy one.
+    """
     words = task.words
     match task.family:
         case "write":
-            return f"echo {words[1]} {words[2]} > {words[0]}"
+            return f'echo "{words[1]} {words[2]}" > "{words[0]}"'
         case "edit":
-            return f"sed -i s/{words[1]}/{words[2]}/ {words[0]}"
+            return f'sed -i "s/{words[1]}/{words[2]}/" "{words[0]}"'
         case "copy":
             return f"cp {words[0]} {words[1]}"
         case "rename":
@@ -74,9 +78,9 @@ def shell_line(task: FileTask) -> str:
         case "append":
             return f"echo {words[1]} >> {words[0]}"
         case "carry":
-            return f"cat {words[0]} > {words[1]}"
+            return f'cat "{words[0]}" > "{words[1]}"'
         case "second":
-            return f"sed -i 's/ [a-z]* / {words[4]} /' {words[0]}"
+            return f'sed -i "s/[a-z][a-z]*/{words[4]}/2" "{words[0]}"'
     raise ValueError(f"no command is known for the family {task.family!r}")
 
 

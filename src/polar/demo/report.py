@@ -89,7 +89,8 @@ def _side(before: Outcome, after: Outcome, name: str) -> Side:
         second,
         difference(before.passes(name), after.passes(name)),
         sum(not result.usable for side in results for result in side),
-        *(dict(kinds.count(side)) for side in results),
+        {str(name): sessions for name, sessions in kinds.count(results[0]).items()},
+        {str(name): sessions for name, sessions in kinds.count(results[1]).items()},
         *(kinds.by_family(side) for side in results),
     )
 
