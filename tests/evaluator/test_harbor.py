@@ -109,6 +109,14 @@ async def test_a_setuid_file_loses_its_bits_and_the_work_is_graded(lab: Lab, tes
     assert verdict.report["carried"]["setuid_dropped"] == ["bin/one", "two"]
 
 
+async def test_modules_that_are_called_as_pythons_own_are_carried_and_noted(lab: Lab, tests: Path) -> None:
+    async with lab.sandbox() as agent:
+        await work(agent, "echo 42 > answer.txt; touch json.py mine.py json.txt; mkdir email calendar; touch calendar/__init__.py")
+        verdict = await make("harbor", {}).evaluate(lab.evidence(agent))
+    assert verdict.reward == 1
+    assert verdict.report["carried"]["named_as_pythons_own"] == ["calendar", "json.py"]
+
+
 async def test_tests_that_never_end_are_the_policys_zero(lab: Lab, tests: Path) -> None:
     (tests / "test.sh").write_text("sh ./answer.txt\n")
     async with lab.sandbox() as agent:

@@ -4,14 +4,19 @@ The evaluator's sandbox was prepared like the agent's. Its work folder is emptie
 removed is gone; then guarded files are put back (`polar.evaluator.guards`). Links that leave the folder are not carried, but for those to
 plain files that the evaluator's sandbox has too (a virtual environment's interpreter): one to where hidden tests will lie would be a way
 to read them. Setuid and setgid bits of files are dropped: they mean nothing to a grader, and must not come to this machine.
+
+A top-level module that has the name of one of Python's own (`json.py`) runs inside of whatever Python starts there, `python -m pytest` too.
+It is carried and noted: it may be what the task asks for (`calendar.py`), and it can do no more to the tests than any module that they
+import. Whom that troubles lets tests run where the folder is not on the path (`python -P`), or judges outputs in another process.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from polar.chat import JsonObject
@@ -24,6 +29,8 @@ from polar.runtime.base import Runtime
 
 How = Literal["workdir", "patch", "none"]
 MAX_BYTES = 4 << 30
+_MOST_LOOK_ALIKES = 50
+"""In a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Carried:
     links: tuple[str, ...] = ()
     bits: tuple[str, ...] = ()
     """Files that lost their setuid or setgid bit."""
+    look_alikes: tuple[str, ...] = ()
+    """Modules of the agent's that stand in for Python's own where the folder is on the path."""
     how: str = ""
 
     def report(self) -> JsonObject:
@@ -47,6 +56,8 @@ class Carried:
             said["links_not_carried"] = list(self.links)
         if self.bits:
             said["setuid_dropped"] = list(self.bits)
+        if self.look_alikes:
+            said["named_as_pythons_own"] = list(self.look_alikes)
         return said
 
 
@@ -70,7 +81,7 @@ async def carry(
     if done.refused is not None:
         return done
     undone = await trusted.restore(runtime, budget=budget)
-    return Carried(None, tuple(dict.fromkeys((*done.undone, *undone))), done.links, done.bits, done.how)
+    return replace(done, undone=tuple(dict.fromkeys((*done.undone, *undone))))
 
 
 async def _patch(evidence: Evidence, runtime: Runtime, target: str, protect: Sequence[str], budget: Budget) -> Carried:
@@ -104,16 +115,24 @@ async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carr
         except FileNotFoundError:
             local.mkdir()
         emptied = await runtime.exec(
-            ["sh", "-c", 'cd -- "$1" && find . -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +', "sh", runtime.workdir],
+            ["sh", "-c", 'cd -- "$1" && ls -A && find . -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +', "sh", runtime.workdir],
             timeout_s=min(300.0, budget.left()),
         )
         if not emptied.ok:
             raise EvaluatorError(f"the evaluator's own work folder could not be emptied: {emptied.tail()}")
+        look_alikes = _look_alikes(local, frozenset(emptied.text.splitlines()))
         await runtime.upload(local, runtime.workdir)
     finally:
         shutil.rmtree(local, ignore_errors=True)
     lost = await _relink(runtime, links, budget)
-    return Carried(links=lost, bits=bits, how="workdir")
+    return Carried(links=lost, bits=bits, look_alikes=look_alikes, how="workdir")
+
+
+def _look_alikes(folder: Path, task: frozenset[str]) -> tuple[str, ...]:
+    """Top-level modules that are called as one of Python's own, and that the task did not bring."""
+    named = [path for path in folder.iterdir() if path.name.partition(".")[0] in sys.stdlib_module_names and path.name not in task]
+    modules = [path for path in named if path.suffix in (".py", ".pyc", ".so") or (path / "__init__.py").is_file()]
+    return tuple(sorted(path.name for path in modules)[:_MOST_LOOK_ALIKES])
 
 
 _UNLINK = r"""
