@@ -10,26 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from trainer_parts import recorded_group, session
+from trainer_parts import recorded_group, request_of, session
 
 from polar.errors import ConfigError
-from polar.harness.spec import AgentSpec
 from polar.rollout.client import AsyncClient
-from polar.rollout.models import SessionDispatchRequest, SessionResult, TaskRequest
+from polar.rollout.models import SessionDispatchRequest, SessionResult
 from polar.testing.node import StubNode, broken, graded
 from polar.testing.rollout import TOKEN, stub_rollouts
 from polar.train.source import RecordedSource, ServiceSource
-
-
-def request(number: int, task_id: str) -> TaskRequest:
-    return TaskRequest(
-        task_id=task_id,
-        instruction=f"group {number}",
-        num_samples=2,
-        agent=AgentSpec(harness="shell", custom_shell="true"),
-        metadata={"task": f"t{number}", "harness": "shell", "group": number},
-        max_attempts=1,
-    )
 
 
 class Node(StubNode):
@@ -77,7 +65,7 @@ async def until(true: object, timeout_s: float = 10.0) -> None:
 
 async def test_groups_are_taken_in_order_whichever_ends_first(tmp_path: Path) -> None:
     async with world(tmp_path) as (node, client):
-        source = ServiceSource(client, request, "run")
+        source = ServiceSource(client, request_of, "run")
         source.allow(3)
         await source.start(0)
         node.let(2, 1)
@@ -96,7 +84,7 @@ async def test_groups_are_taken_in_order_whichever_ends_first(tmp_path: Path) ->
 async def test_nothing_is_asked_for_beyond_what_is_allowed(tmp_path: Path) -> None:
     async with world(tmp_path) as (node, client):
         node.all_open = True
-        source = ServiceSource(client, request, "run")
+        source = ServiceSource(client, request_of, "run")
         source.allow(2)
         await source.start(0)
         await source.take()
@@ -113,7 +101,7 @@ async def test_failures_of_the_infrastructure_have_no_reward(tmp_path: Path) -> 
     async with world(tmp_path) as (node, client):
         node.all_open = True
         node.fail = {"group 0"}
-        source = ServiceSource(client, request, "run")
+        source = ServiceSource(client, request_of, "run")
         source.allow(1)
         await source.start(0)
         group = await source.take()
@@ -125,12 +113,12 @@ async def test_failures_of_the_infrastructure_have_no_reward(tmp_path: Path) -> 
 async def test_a_run_that_goes_on_finds_its_groups_and_runs_none_twice(tmp_path: Path) -> None:
     async with world(tmp_path) as (node, client):
         node.all_open = True
-        before = ServiceSource(client, request, "run")
+        before = ServiceSource(client, request_of, "run")
         before.allow(4)
         await before.start(0)
         first = [await before.take() for _ in range(3)]
         await before.aclose()
-        after = ServiceSource(client, request, "run")  # it was killed: its checkpoint knows of one group only
+        after = ServiceSource(client, request_of, "run")  # it was killed: its checkpoint knows of one group only
         after.allow(5)
         await after.start(1)
         again = [await after.take() for _ in range(4)]
@@ -144,14 +132,14 @@ async def test_a_run_that_goes_on_finds_its_groups_and_runs_none_twice(tmp_path:
 async def test_what_runs_ahead_of_a_checkpoint_is_cancelled_and_rolled_out_when_it_is_due(tmp_path: Path) -> None:
     async with world(tmp_path) as (node, client):
         node.let(0, 1, 2)
-        before = ServiceSource(client, request, "run")
+        before = ServiceSource(client, request_of, "run")
         before.allow(6)
         await before.start(0)
         for _ in range(3):
             await before.take()
         await until(lambda: len(node.asked) == 6)
         await before.aclose()
-        after = ServiceSource(client, request, "run")  # groups 3 to 5 run with weights that it does not have
+        after = ServiceSource(client, request_of, "run")  # groups 3 to 5 run with weights that it does not have
         after.allow(3)
         await after.start(1)
         await until(lambda: not node.running)
@@ -163,7 +151,7 @@ async def test_what_runs_ahead_of_a_checkpoint_is_cancelled_and_rolled_out_when_
         assert all(result.reward is not None for group in groups if group for result in group.results)
         assert node.asked["run-g000004-r1"] == 2
         await after.aclose()
-        third = ServiceSource(client, request, "run")  # and once more: the second turn is found
+        third = ServiceSource(client, request_of, "run")  # and once more: the second turn is found
         third.allow(6)
         await third.start(4)
         again = await third.take()
@@ -177,7 +165,7 @@ async def test_what_runs_ahead_of_a_checkpoint_is_cancelled_and_rolled_out_when_
 async def test_a_run_that_is_over_leaves_nothing_running(tmp_path: Path) -> None:
     async with world(tmp_path) as (node, client):
         node.let(0)
-        source = ServiceSource(client, request, "run")
+        source = ServiceSource(client, request_of, "run")
         source.allow(3)
         await source.start(0)
         await source.take()

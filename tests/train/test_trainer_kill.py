@@ -96,7 +96,7 @@ def killed_and_undisturbed(folder: Path, steps: int, kills: int, seed: int) -> i
 
 
 @pytest.mark.real
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_run_that_is_killed_twice_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
     assert killed_and_undisturbed(tmp_path, steps=14, kills=2, seed=1) == 2
 

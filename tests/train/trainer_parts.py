@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from polar.rollout.models import SessionResult
+from polar.harness.spec import AgentSpec
+from polar.rollout.models import SessionResult, TaskRequest
 from polar.train.config import TrainConfig
 from polar.train.learner import Learner
 from polar.train.policy import Policy
@@ -152,3 +153,15 @@ def tiny_learner(settings: TrainConfig, policy: Policy | None = None) -> Learner
 
 def weights_of(learner: Learner) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in learner.policy.model.parameters()]
+
+
+def request_of(number: int, task_id: str) -> TaskRequest:
+    """Group `number`, of two sessions."""
+    return TaskRequest(
+        task_id=task_id,
+        instruction=f"group {number}",
+        num_samples=2,
+        agent=AgentSpec(harness="shell", custom_shell="true"),
+        metadata={"task": f"t{number}", "harness": "shell", "group": number},
+        max_attempts=1,
+    )

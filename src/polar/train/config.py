@@ -232,6 +232,23 @@ class SyncSection(_Strict):
     """With LoRA: engines get the adapter alone, served under this name; `None`: they get it merged into the model."""
 
 
+class PriceSection(_Strict):
+    """What `polar train --dry-run` reckons with where nothing was measured (`polar.train.price`). Means over sessions."""
+
+    sampled_tokens: float | None = Field(default=None, gt=0)
+    """Of a session."""
+    row_tokens: float | None = Field(default=None, gt=0)
+    """Of all its training rows, prompts included: what a step computes."""
+    session_seconds: float | None = Field(default=None, gt=0)
+    """For which a session occupies a place of `rollout.at_once`."""
+    teaching: float | None = Field(default=None, gt=0, le=1)
+    """The share of groups whose rewards do not agree."""
+    train_tokens_per_second: float | None = Field(default=None, gt=0)
+    """Of a step, over all its devices."""
+    tflops: float | None = Field(default=None, gt=0)
+    """Sustained by a step over all devices, where tokens a second are not known."""
+
+
 class TrainConfig(_Strict):
     """The whole file."""
 
@@ -264,6 +281,7 @@ class TrainConfig(_Strict):
     sync: SyncSection = Field(default_factory=SyncSection)
     metrics: list[Writer] = Field(default_factory=list)
     """Beside `metrics.jsonl`, which there is always."""
+    price: PriceSection = Field(default_factory=PriceSection)
     shuffle_rewards: bool = False
     """A control: rewards are shuffled within each group, so nothing can be learned from them."""
 

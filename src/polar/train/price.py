@@ -1,0 +1,218 @@
+"""What a run will take, before it is begun: sessions, tokens, arithmetic, memory, hours. Knows no torch and starts nothing.
+
+Every figure says where it is from: `measured` (results of sessions like these, or the steps that this very run has made already), `stated`
+(the settings' section `price`), `assumed` (a round number of ours, to be replaced), or `exact` (it follows from the settings). What is
+reckoned from several is as sure as the least sure of them. Nothing here knows how rewards will develop.
+
+Arithmetic of a step: 6 FLOP a parameter and row token for forward and backward, 8 with gradient checkpointing, 2 more for each further
+forward pass (minibatches' proximal policy, a reference): Kaplan et al. 2020, arXiv:2001.08361, section 2.1; attention's own is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from polar.errors import ConfigError
+from polar.train.batch import teaches
+from polar.train.config import TrainConfig
+from polar.train.curriculum import split
+from polar.train.metrics import read_metrics
+from polar.train.requests import Requests
+from polar.train.source import Group, read_groups
+
+Origin = Literal["exact", "measured", "stated", "assumed", "unknown"]
+_SURE: tuple[Origin, ...] = ("exact", "measured", "stated", "assumed", "unknown")
+
+ASSUMED: Mapping[str, float] = {"sampled_tokens": 2_000.0, "row_tokens": 12_000.0, "session_seconds": 120.0, "teaching": 0.5}
+"""Of a coding session of a few turns. Stated or measured figures are worth more than these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`value` of `None`: it cannot be told, and `why` says what would be needed."""
+
+    name: str
+    value: float | None
+    unit: str
+    origin: Origin
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """In the order in which they are shown."""
+
+    figures: tuple[Figure, ...]
+
+    def __getitem__(self, name: str) -> Figure:
+        return next(figure for figure in self.figures if figure.name == name)
+
+
+def price(config: TrainConfig, measured: Path | None = None) -> Price:
+    """Raises `ConfigError` for settings that the run would refuse, too, and for a file of results that is none."""
+    evaluated = 0
+    if config.tasks is not None:
+        requests = Requests(config, *split(config.tasks))
+        requests.check()
+        evaluated = requests.evaluated * config.evaluation.samples * _evaluations(config)
+    known = _Known(config, list(read_groups(measured)) if measured is not None else [])
+    return Price(tuple(_figures(config, known, evaluated)))
+
+
+class _Known:
+    """What is known of a session and of a step, the surest first."""
+
+    def __init__(self, config: TrainConfig, groups: Sequence[Group]) -> None:
+        self._config = config
+        recorded = list(read_groups(Path(config.recorded))) if config.recorded is not None else []
+        results = [result for group in [*groups, *recorded] for result in group.results]
+        self._measured: dict[str, float] = {}
+        if results:
+            rows = [sum(_length(trace) for trace in (result.trajectory or {}).get("traces", ())) for result in results]
+            self._measured["sampled_tokens"] = fmean(result.sampled_tokens for result in results)
+            self._measured["row_tokens"] = fmean(rows)
+            seconds = fmean(result.timing.run_ms / 1000 for result in results)
+            if seconds > 0:
+                self._measured["session_seconds"] = seconds
+            several = [group for group in [*groups, *recorded] if len(group.results) > 1]
+            if several:
+                share = fmean(teaches(group, config.make_advantage()) for group in several)
+                self._measured["teaching"] = max(share, 1 / (len(several) + 1))
+        self._measured |= _own_steps(config)
+
+    def figure(self, name: str, unit: str) -> Figure:
+        if name in self._measured:
+            return Figure(name, self._measured[name], unit, "measured")
+        stated = getattr(self._config.price, name, None)
+        if stated is not None:
+            return Figure(name, float(stated), unit, "stated")
+        if name in ASSUMED:
+            return Figure(name, ASSUMED[name], unit, "assumed")
+        return Figure(name, None, unit, "unknown", f"state price.{name}, or measure it with a few steps")
+
+
+def _figures(config: TrainConfig, known: _Known, evaluated: int) -> Iterable[Figure]:
+    batch, steps = config.batch, config.steps
+    sampled, row = known.figure("sampled_tokens", "tokens a session"), known.figure("row_tokens", "tokens a session")
+    seconds, teaching = known.figure("session_seconds", "s a session"), known.figure("teaching", "of the groups")
+    if config.advantage.zero_variance == "keep":
+        teaching = Figure("teaching", 1.0, "of the groups", "exact")
+    yield from (sampled, row, seconds, teaching)
+    taken = _of("groups a step", min(batch.most, batch.groups / _value(teaching)), "groups", teaching)
+    sessions = _of("sessions", steps * _value(taken) * batch.samples, "sessions", teaching)
+    yield Figure("steps", steps, "steps", "exact")
+    yield taken
+    yield sessions
+    yield Figure("evaluation sessions", evaluated, "sessions", "exact")
+    everything = _value(sessions) + evaluated
+    yield _of("tokens sampled", everything * _value(sampled), "tokens", sampled, teaching)
+    trained = steps * batch.groups * batch.samples * _value(row)
+    yield _of("tokens of trained rows", trained, "tokens", row)
+
+    parameters = _parameters(config)
+    yield parameters
+    passes = (8 if config.model.gradient_checkpointing else 6) + 2 * (config.optimisation.minibatches > 1) + 2 * (config.loss.beta > 0)
+    flop = None if parameters.value is None else passes * parameters.value * trained
+    yield Figure("arithmetic of the steps", flop, "FLOP", _least(row, parameters), parameters.why)
+    yield _memory(config, parameters)
+
+    rolling = None if not config.live else everything * _value(seconds) / config.rollout.at_once / 3600
+    if rolling is not None:
+        where = "" if config.rollout.url is None else "with rollout.at_once sessions at a time; the service may have other room"
+        yield Figure("time of rollouts", rolling, "h", _least(seconds, teaching), where)
+    training = _training_hours(known, trained, flop, row, parameters)
+    yield training
+    yield _whole(config, rolling, training, seconds, teaching)
+
+
+def _training_hours(known: _Known, trained: float, flop: float | None, row: Figure, parameters: Figure) -> Figure:
+    speed, tflops = known.figure("train_tokens_per_second", "tokens/s"), known.figure("tflops", "TFLOP/s")
+    if speed.value is not None:
+        return Figure("time of steps", trained / speed.value / 3600, "h", _least(row, speed))
+    if tflops.value is not None and flop is not None:
+        return Figure("time of steps", flop / (tflops.value * 1e12) / 3600, "h", _least(row, tflops, parameters))
+    return Figure("time of steps", None, "h", "unknown", "state price.train_tokens_per_second or price.tflops, or measure a few steps")
+
+
+def _whole(config: TrainConfig, rolling: float | None, training: Figure, seconds: Figure, teaching: Figure) -> Figure:
+    """With rollouts ahead of the steps the slower of the two decides; else they take turns."""
+    if rolling is None:
+        return Figure("time in all", training.value, "h", training.origin, training.why)
+    if training.value is None:
+        return Figure("time in all", None, "h", "unknown", training.why)
+    together = max(rolling, training.value) if config.max_staleness else rolling + training.value
+    return Figure("time in all", together, "h", _least(seconds, teaching, training))
+
+
+def _memory(config: TrainConfig, parameters: Figure) -> Figure:
+    """Weights, gradients and AdamW's two moments; activations come on top. Under bfloat16, float32 masters as well."""
+    if parameters.value is None:
+        return Figure("memory for the state", None, "bytes", "unknown", parameters.why)
+    weight = 4 if config.model.dtype == "float32" else 2
+    if config.model.lora is not None:
+        return Figure("memory for the state", weight * parameters.value, "bytes", "exact", "of the frozen base; the adapter's is small")
+    each = weight + weight + 8 + (0 if weight == 4 else 4)
+    return Figure("memory for the state", each * parameters.value, "bytes", "exact", "over all devices; activations come on top")
+
+
+def _parameters(config: TrainConfig) -> Figure:
+    from polar.engine.models import known_models
+
+    name = config.model.name
+    folder = known_models()[name]() if name in known_models() else Path(name).expanduser()
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files:
+        return Figure("parameters", None, "", "unknown", f"{name} is no folder here")
+    return Figure("parameters", sum(map(_entries, files)), "", "exact")
+
+
+def _entries(file: Path) -> int:
+    """Of all tensors in a safetensors file, from its header. Raises `ConfigError`."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ConfigError(f"{file} is not a safetensors file: {error}") from error
+
+
+def _own_steps(config: TrainConfig) -> dict[str, float]:
+    """What the steps say that this run has made already."""
+    if config.output is None or not (Path(config.output) / "metrics.jsonl").is_file():
+        return {}
+    lines = [line for line in read_metrics(Path(config.output)) if line.get("tokens/rows") and line.get("time/step_s")]
+    tokens, seconds = (sum(float(line[name] or 0) for line in lines) for name in ("tokens/rows", "time/step_s"))
+    return {"train_tokens_per_second": tokens / seconds} if seconds else {}
+
+
+def _evaluations(config: TrainConfig) -> int:
+    """How often held-out tasks are evaluated."""
+    how, steps = config.evaluation, config.steps
+    during = {step for step in range(1, steps) if how.every and step % how.every == 0}
+    last = how.after or (how.every > 0 and steps % how.every == 0)
+    return len(during) + how.before + last
+
+
+def _length(trace: Mapping[str, Sequence[int]]) -> int:
+    return len(trace.get("prompt_ids", ())) + len(trace.get("response_ids", ()))
+
+
+def _of(name: str, value: float, unit: str, *sources: Figure) -> Figure:
+    return Figure(name, value, unit, _least(*sources))
+
+
+def _least(*sources: Figure) -> Origin:
+    return max((source.origin for source in sources), key=_SURE.index)
+
+
+def _value(figure: Figure) -> float:
+    assert figure.value is not None
+    return figure.value
