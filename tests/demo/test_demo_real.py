@@ -31,7 +31,7 @@ def test_the_quick_demo_shows_sessions_and_takes_a_step(tmp_path: Path, capsys: 
     assert run(Choice(quick=True, sessions=2, output=output, seed=1)) == 0
     text = capsys.readouterr().out
     assert "in the ledger = " in text
-    sampled = asyncio.run(stored_sessions(output / "sessions" / "polar.db"))
+    sampled = asyncio.run(stored_sessions(output / "polar.db"))
     assert len(sampled) == 2
     assert all(tokens > 0 for tokens in sampled.values())
     summary = orjson.loads((output / SUMMARY).read_bytes())

@@ -17,7 +17,7 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="Some sessions and what was captured of them, then one step; under two minutes.")
     ] = False,
-    sessions: Annotated[int, typer.Option(help="With --quick: how many sessions to show.")] = 4,
+    sessions: Annotated[int, typer.Option(help="With --quick: how many sessions to show.")] = 8,
     steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps; default: what the demo has.")] = None,
     shuffle_rewards: Annotated[
         bool, typer.Option("--shuffle-rewards", help="The control: rewards shuffled within each group, from which nothing can be learned.")

@@ -29,7 +29,7 @@ class Choice:
     control, whose rewards are shuffled within each group. `program`: how the user calls this command, for the hints at the end."""
 
     quick: bool = False
-    sessions: int = 4
+    sessions: int = 8
     seed: int = 0
     steps: int | None = None
     shuffled: bool = False
@@ -55,7 +55,7 @@ def run(choice: Choice, console: Console | None = None) -> int:
     if choice.quick:
         from polar.demo.capture import capture
 
-        code = capture(console, choice.sessions, _made(folder / "sessions"), choice.seed, choice.program)
+        code = capture(console, choice.sessions, folder, choice.seed, choice.program)
     _learn(console, choice, folder, began)
     console.print(f"[dim]{time.monotonic() - began:.0f} s in all[/]", highlight=False)
     return code
