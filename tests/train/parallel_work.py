@@ -4,13 +4,15 @@ its environment. Without one it is a single process, whose results the others' m
 from __future__ import annotations
 
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from polar.errors import ConfigError
 from polar.train.checkpoints import RunState, restore, save
 from polar.train.learner import Learner, Optimisation
 from polar.train.loading import LoraSettings, save_merged
@@ -28,6 +30,9 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "lora-bfloat16": {"dtype": "bfloat16", "lora": LORA},
 }
+TOGETHER = [
+    (case, sharding) for case in CASES for sharding in ("none", "full") if sharding == "full" or case in ("whole", "lora", "bfloat16")
+]
 SIZES = ((12, 13, 14, 15, 16, 35, 9), (20,), (30, 9, 9))
 """Of each batch's rows: more than the processes, fewer, and uneven ones."""
 
@@ -62,8 +67,7 @@ def trained(group: Parallel, model: str, case: str, sharding: Any, folder: Path)
         if half:
             restore(place, learner)
         work(learner, half, folder)
-        if group.world > 1:
-            group.broadcast(None)
+        group.release()
 
 
 def work(learner: Learner, half: int, folder: Path) -> None:
@@ -74,25 +78,59 @@ def work(learner: Learner, half: int, folder: Path) -> None:
     save_merged(learner.policy.model, folder / f"merged-{half}")
 
 
-def one_more(group: Parallel, model: str, folder: Path, sharding: Any) -> None:
-    """From the checkpoint that a single process left."""
-    policy = group.load(model, sharding=sharding, dtype="float64")
-    learner = group.learner(policy, HOW, Loss())
+def one_more(group: Parallel, half: str, sharding: Any, folder: Path) -> None:
+    """The second half, from the checkpoint that another number of processes left."""
+    learner = group.learner(group.load(str(Path(half) / "model"), sharding=sharding, dtype="float64"), HOW, Loss())
     if not group.leads:
-        return group.follow(learner)
-    restore(folder, learner)
+        group.follow(learner)
+        return
+    folder.mkdir(parents=True)
+    restore(Path(half), learner)
     work(learner, 1, folder)
+    group.release()
 
 
-def main(model: str, results: str) -> None:
-    with join() as group:
+def cases(group: Parallel, model: str, results: str, half: str | None = None) -> None:
+    kinds = ("none", "full") if group.world > 1 else ("none",)
+    for sharding in kinds:
         for case in CASES:
-            for sharding in ("none", "full") if group.world > 1 else ("none",):
-                folder = Path(results) / f"{case}-{sharding}"
-                if group.leads:
-                    folder.mkdir(parents=True)
-                trained(group, model, case, sharding, folder)
+            folder = Path(results) / f"{case}-{sharding}"
+            if group.world > 1 and (case, sharding) not in TOGETHER:
+                continue
+            if group.leads:
+                folder.mkdir(parents=True)
+            trained(group, model, case, sharding, folder)
+        if half:
+            one_more(group, half, sharding, Path(results) / f"other-{sharding}")
+
+
+def stopped(group: Parallel, model: str, results: str) -> None:
+    """What is refused leaves all in step; and the leader may end between two steps, for a reason of its own."""
+    try:
+        group.load(results + "/nowhere")
+    except ConfigError as error:
+        Path(results, f"refused-{group.rank}.txt").write_text(str(error))
+    learner = group.learner(group.load(model, sharding="full"), HOW)
+    if not group.leads:
+        group.follow(learner)
+        return
+    empty = replace(batch(0)[0], places=torch.zeros(0, dtype=torch.int64), recorded=torch.zeros(0), weights=torch.zeros(0))
+    try:
+        learner.step([empty])
+    except ValueError as error:
+        Path(results, "empty.txt").write_text(str(error))
+    learner.step([empty, *batch(1)])
+    raise SystemExit(3)
+
+
+def deserted(group: Parallel, model: str, _: str) -> None:
+    """A follower dies while the leader waits for rollouts."""
+    learner = group.learner(group.load(model), HOW)
+    if not group.leads:
+        os._exit(9)
+    learner.step(batch(0))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with join() as joined:
+        globals()[sys.argv[1]](joined, *sys.argv[2:])

@@ -70,7 +70,10 @@ class Parallel(Protocol):
         """All ranks call it; the leader's is used, the others' is given to `follow`."""
 
     def follow(self, learner: Learner) -> None:
-        """For all but the leader: takes part in whatever the leader's learner does. Returns when the leader leaves `join`."""
+        """For all but the leader: takes part in whatever the leader's learner does, until the leader says `release`, or leaves `join`."""
+
+    def release(self) -> None:
+        """The leader is done with its learner."""
 
 
 class Solo:
@@ -95,6 +98,9 @@ class Solo:
     def follow(self, learner: Learner) -> None:
         raise RuntimeError("a single process leads; there is nobody to follow")
 
+    def release(self) -> None:
+        pass
+
 
 @contextmanager
 def join() -> Iterator[Parallel]:
@@ -118,7 +124,7 @@ def join() -> Iterator[Parallel]:
         yield group
     finally:
         if group.leads and not group.busy:
-            group.broadcast(None)
+            group.release()
         if not group.busy:
             dist.destroy_process_group()
 
@@ -131,6 +137,7 @@ class Several:
         self.device = device
         self.busy = False
         self.control = dist.new_group(backend="gloo", timeout=WAIT)
+        self._followed = False
         self._lock = threading.Lock()
 
     @property
@@ -164,6 +171,7 @@ class Several:
         return self.load(model, sharding=sharding, temperature=policy.temperature, **how, trainable=False)
 
     def learner(self, policy: Policy, how: Optimisation, loss: Objective | None = None, reference: Policy | None = None) -> Learner:
+        self._followed = self.leads
         return SharedLearner(self, policy, how, loss, reference)
 
     def follow(self, learner: Learner) -> None:
@@ -173,6 +181,11 @@ class Several:
         while (order := self.broadcast(None)) is not None:
             name, arguments = order
             self._do(name, learner, arguments)
+
+    def release(self) -> None:
+        if self._followed:
+            self._followed = False
+            self.broadcast(None)
 
     def together(self, name: str, learner: Learner, *arguments: Any) -> Any:
         """On the leader: all do `name`, from whatever thread. What it returns here."""
