@@ -58,6 +58,9 @@ class ModelSection(_Strict):
     """`lora: {}` takes its defaults."""
     gradient_checkpointing: bool = False
     attention: str = "sdpa"
+    sharding: Literal["auto", "none", "full"] = "auto"
+    """With several processes (`torchrun`): `full` lays weights and optimiser out in pieces, `none` gives all of them to each; `auto` is
+    `none` for LoRA and `full` else."""
 
 
 class TasksSection(_Strict):

@@ -38,7 +38,7 @@ def export_model(policy: Policy, folder: Path, *, tokenizer: Path | None = None,
 
     Raises `ConfigError` where `folder` exists, or the policy has no adapter to write.
     """
-    from polar.train.loading import save_merged
+    from polar.train.loading import save_merged, save_model
 
     if folder.exists():
         raise ConfigError(f"{folder} is there already; each version of the weights has a folder of its own")
@@ -46,7 +46,7 @@ def export_model(policy: Policy, folder: Path, *, tokenizer: Path | None = None,
     if adapter_only:
         if not hasattr(policy.model, "peft_config"):
             raise ConfigError("this policy has no adapter: it is trained whole")
-        policy.model.save_pretrained(making)
+        save_model(policy.model, making)
     else:
         save_merged(policy.model, making)
         _untie_in_place(making)

@@ -29,7 +29,7 @@ from polar.train.curriculum import split
 from polar.train.evaluation import Evaluations, Outcome
 from polar.train.folder import RunFolder, opened
 from polar.train.learner import Learner
-from polar.train.loading import LoraSettings, reference_of
+from polar.train.loading import LoraSettings
 from polar.train.metrics import open_metrics
 from polar.train.parallel import Parallel, join
 from polar.train.progress import Progress, Silent
@@ -171,9 +171,11 @@ def make_learner(config: TrainConfig, group: Parallel, place: Path | None = None
     if model.lora is not None:
         adapter = {"lora": LoraSettings(**model.lora.model_dump())} if place is None else {"adapter": place / "model"}
     path = base if place is None or model.lora is not None else str(place / "model")
-    policy = group.load(path, temperature=config.temperature, **how, **adapter)
+    policy = group.load(path, sharding=model.sharding, temperature=config.temperature, **how, **adapter)
     loss = config.make_loss()
-    reference = reference_of(policy, base, dtype=model.dtype, attention=model.attention) if loss.beta else None
+    reference = None
+    if loss.beta:
+        reference = group.reference(policy, base, sharding=model.sharding, dtype=model.dtype, attention=model.attention)
     return group.learner(policy, config.make_optimisation(), loss, reference)
 
 
