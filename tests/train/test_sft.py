@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from polar.train.policy import Policy, Way
 from polar.train.sft import CrossEntropy, SftReport, batch_of, run
 from polar.train.sft_config import SftConfig
 from polar.train.sft_data import read_rows
+
+ROOT = Path(__file__).parents[2]
 
 
 def quiet(config: SftConfig, **how: Any) -> SftReport:
@@ -266,3 +269,12 @@ def test_wrong_settings_are_said(arguments: list[str], why: str, tmp_path: Path,
     assert isinstance(result.exception, ConfigError)
     with pytest.raises(ConfigError, match=why):
         raise result.exception
+
+
+def test_the_python_of_the_page_runs(tmp_path: Path) -> None:
+    config(tmp_path)
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "sft.md").read_text(), re.DOTALL | re.MULTILINE)
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "sft.md", "exec"), page)
+    losses = page["warm"](*(str(tmp_path / name) for name in ("model", "data", "out")))
+    assert len(losses) == 2

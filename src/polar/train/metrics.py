@@ -89,13 +89,13 @@ def open_metrics(
     return Metrics(opened)
 
 
-def read_metrics(folder: Path) -> list[dict[str, float | None]]:
+def read_metrics(folder: Path | str) -> list[dict[str, float | None]]:
     """One entry a step, in order of steps, with all of its numbers; `None` for one that was not finite. Empty where nothing was written.
 
     A last line that a crash cut short is left out. Raises `ConfigError` for a file that holds something else.
     """
     found: dict[int, dict[str, float | None]] = {}
-    for line in _lines(folder / FILE):
+    for line in _lines(Path(folder) / FILE):
         found.setdefault(line["step"], {}).update(line)
     return [found[step] for step in sorted(found)]
 
