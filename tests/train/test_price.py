@@ -1,0 +1,100 @@
+"""What a run will take: reckoned from what was measured before what is stated before what is assumed, and it says which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainer_parts import recorded_group, tiny_model
+
+from polar.cli.train_report import amount
+from polar.errors import ConfigError
+from polar.train.config import TrainConfig
+from polar.train.price import ASSUMED, Figure, price
+
+
+def config(**more: Any) -> TrainConfig:
+    least: dict[str, Any] = {"model": "tiny-qwen3", "tasks": "demo", "steps": 10, "batch": {"groups": 4, "samples": 8}}
+    return TrainConfig.model_validate({**least, **more})
+
+
+def results(path: Path) -> Path:
+    """Two groups of two sessions; each has 12 sampled tokens and a row of 20; one group teaches. A session takes 3 s."""
+    lines = []
+    for group in (recorded_group(0, (1.0, 0.0)), recorded_group(1, (1.0, 1.0))):
+        for result in group.results:
+            result.timing.run_ms = 3000.0
+            lines.append(result.model_dump_json())
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_without_anything_known_the_figures_are_called_assumed() -> None:
+    found = price(config())
+    assert found["sampled_tokens"] == Figure("sampled_tokens", ASSUMED["sampled_tokens"], "tokens a session", "assumed")
+    assert found["sessions"].origin == "assumed"
+    assert found["steps"].origin == "exact"
+    assert found["time of steps"].value is None
+    assert "price.train_tokens_per_second" in found["time of steps"].why
+
+
+def test_measured_sessions_are_worth_more_than_stated_ones(tmp_path: Path) -> None:
+    stated = config(
+        price={"sampled_tokens": 9, "train_tokens_per_second": 100}, rollout={"at_once": 2}, evaluation={"before": False, "after": False}
+    )
+    found = price(stated, results(tmp_path / "results.jsonl"))
+    assert (found["sampled_tokens"].value, found["sampled_tokens"].origin) == (12, "measured")
+    assert (found["row_tokens"].value, found["teaching"].value) == (20, 0.5)
+    assert found["groups a step"].value == 8
+    assert found["sessions"].value == 10 * 8 * 8
+    assert found["tokens sampled"].value == 640 * 12
+    assert found["tokens of trained rows"].value == 10 * 4 * 8 * 20
+    assert found["time of rollouts"].value == pytest.approx(640 * 3 / 2 / 3600)
+    assert found["time of steps"].value == pytest.approx(6400 / 100 / 3600)
+    assert found["time of steps"].origin == "stated"
+    assert found["time in all"].value == found["time of rollouts"].value
+
+
+def test_without_rollouts_ahead_the_two_take_turns() -> None:
+    found = price(config(max_staleness=0, price={"train_tokens_per_second": 1000}))
+    assert found["time in all"].value == pytest.approx((found["time of rollouts"].value or 0) + (found["time of steps"].value or 0))
+
+
+def test_arithmetic_follows_from_the_parameters(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    found = price(config(model=str(model), price={"row_tokens": 1000, "tflops": 1.0}))
+    parameters = found["parameters"].value or 0
+    assert parameters == 61 * 16 + 2 * (3 * 16 * 24 + 16 * 16 + 2 * 16 * 8 + 16 * 16 + 2 * 8 + 2 * 16) + 16
+    assert found["arithmetic of the steps"].value == 6 * parameters * 10 * 4 * 8 * 1000
+    assert found["time of steps"].origin == "stated"
+    assert found["memory for the state"].value == 16 * parameters
+
+
+def test_a_model_that_is_not_here_leaves_its_figures_unknown() -> None:
+    found = price(config(model="some/model"))
+    assert found["parameters"].value is None
+    assert found["memory for the state"].value is None
+    assert amount(found["parameters"]) == "not known"
+
+
+def test_steps_that_the_run_has_made_are_measured(tmp_path: Path) -> None:
+    line = {"step": 1, "time": 0.0, "tokens/rows": 500, "time/step_s": 2.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = price(config(output=str(tmp_path), price={"train_tokens_per_second": 1}))
+    assert found["time of steps"].value == pytest.approx((found["tokens of trained rows"].value or 0) / 250 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "times"), [({}, 2), ({"every": 3}, 5), ({"every": 5, "after": False}, 3), ({"before": False, "after": False}, 0)]
+)
+def test_evaluations_are_counted(evaluation: dict[str, Any], times: int) -> None:
+    once = price(config(evaluation={"before": True, "after": False}))["evaluation sessions"].value
+    assert once
+    assert price(config(evaluation=evaluation))["evaluation sessions"].value == times * once
+
+
+def test_what_the_run_would_refuse_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no-such-harness"):
+        price(config(harnesses="no-such-harness"))
