@@ -285,6 +285,28 @@ def rollout_settings_table() -> str:
     return fields_tables("polar.rollout.config", titles)
 
 
+def training_table() -> str:
+    """`train.yaml`."""
+    titles = {
+        "TrainConfig": "The file's top level",
+        "ModelSection": "`model`",
+        "LoraSection": "`model.lora`",
+        "TasksSection": "`tasks`",
+        "EngineSection": "`engine`; what else a gateway takes of an engine ([gateway.md](gateway.md#settings)) stands here, too",
+        "RolloutSection": "`rollout`",
+        "BatchSection": "`batch`",
+        "AdvantageSection": "`advantage`",
+        "LossSection": "`loss`",
+        "OptimisationSection": "`optimisation`",
+        "GateSection": "`gate`",
+        "EvaluationSection": "`evaluation`",
+        "CheckpointsSection": "`checkpoints`",
+        "SyncSection": "`sync`",
+        "PriceSection": "`price`",
+    }
+    return fields_tables("polar.train.config", titles)
+
+
 def task_table() -> str:
     titles = {
         "TaskRequest": "A task",
@@ -341,7 +363,8 @@ def literals(module_name: str) -> dict[str, str]:
     """The aliases of `Literal[...]` that a module defines, and that it takes from others of ours: name to that text."""
     found: dict[str, str] = {}
     for node in ast.parse(source_of(module_name).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(("polar.evaluator.", "polar.runtime.spec")):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("polar.evaluator.", "polar.runtime.spec", "polar.train.")):
+            assert node.module is not None
             inner = literals(node.module)
             found |= {alias.name: inner[alias.name] for alias in node.names if alias.name in inner}
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
@@ -350,7 +373,8 @@ def literals(module_name: str) -> dict[str, str]:
 
 
 def type_of(item: ast.AnnAssign, choices: dict[str, str]) -> str:
-    text = re.sub(r"\b\w+\b", lambda word: choices.get(word[0], word[0]), ast.unparse(item.annotation))
+    text = re.sub(r"Annotated\[(\w+), [^\[\]]*\]", r"\1", ast.unparse(item.annotation))
+    text = re.sub(r"\b\w+\b", lambda word: choices.get(word[0], word[0]), text)
     text = re.sub(r"Literal\[([^\]]*)\]", lambda match: match[1].replace("'", "").replace(",", " or"), text)
     return text.removesuffix(" | None").replace(" | ", " or ")
 
@@ -424,6 +448,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "rollout_settings": rollout_settings_table,
+    "training": training_table,
     "task": task_table,
     "runtime": runtime_table,
     "routes": routes_table,

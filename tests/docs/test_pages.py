@@ -37,6 +37,7 @@ from polar.tasks import SETS, harbor, to_request
 from polar.tasks.lines import Line
 from polar.testing import serve_scripted
 from polar.testing.rollout import TOKEN, stub_rollouts
+from polar.train.config import TrainConfig
 from polar.train.sft_config import SftConfig
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", HAND_WRITTEN, ids=[page.name for page in HAND_WRITTEN])
 def test_settings_in_yaml_are_valid(page: Path) -> None:
-    """Each block is what its keys say: a task, an evaluator, a sandbox, `polar.yaml`, `sft.yaml`, or the settings of a gateway."""
+    """Each block is what its keys say: a task, an evaluator, a sandbox, `polar.yaml`, `sft.yaml`, `train.yaml`, a gateway's settings."""
     for block in blocks(page, "yaml"):
         checked(yaml.safe_load(block))
 
@@ -116,6 +117,8 @@ def checked(found: dict[str, Any]) -> None:
         backend_of(spec).check(spec)
     elif {"model", "data"} <= found.keys():
         SftConfig.model_validate({"output": "out", **found})
+    elif "model" in found and found.keys() & {"tasks", "recorded"}:
+        TrainConfig.model_validate(found)
     elif found.keys() & {"rollout", "gateway"}:
         settings.parse(found)
     else:

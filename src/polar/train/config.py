@@ -46,6 +46,7 @@ class LoraSection(_Strict):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: list[str] | str = "all-linear"
+    """Names of layers; `all-linear`: every linear one but the LM head."""
 
 
 class ModelSection(_Strict):
@@ -54,10 +55,13 @@ class ModelSection(_Strict):
     name: str
     """A folder, a hub name, or a model that `polar engine` knows (`tiny-qwen3`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 has float32 masters of what is trained."""
     lora: LoraSection | None = None
     """`lora: {}` takes its defaults."""
     gradient_checkpointing: bool = False
+    """Layers run again in the backward pass: less memory, a third more arithmetic."""
     attention: str = "sdpa"
+    """transformers' name of the implementation."""
     sharding: Literal["auto", "none", "full"] = "auto"
     """With several processes (`torchrun`): `full` lays weights and optimiser out in pieces, `none` gives all of them to each; `auto` is
     `none` for LoRA and `full` else."""
@@ -71,6 +75,7 @@ class TasksSection(_Strict):
     held_out: str | None = None
     """Evaluated on, never trained on; `None`: those of `train` that call themselves held out."""
     train_limit: int | None = Field(default=None, ge=1)
+    """At most so many of them."""
     held_out_limit: int | None = Field(default=None, ge=1)
 
 
@@ -108,18 +113,24 @@ class RolloutSection(_Strict):
     timeout_seconds: float | None = Field(default=None, gt=0)
     """The agent's; `None`: what the task says."""
     max_turns: int | None = Field(default=None, ge=1)
+    """Model calls of a session."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Sampled tokens of a session."""
     max_output: int | None = Field(default=None, ge=1)
     """The longest answer, in tokens, that a harness is told to ask for."""
     builder: str = "prefix_merging"
+    """What makes rows of completions; or `per_request`."""
     on_policy_failure: Literal["grade", "exclude"] | float = "grade"
+    """What becomes of a session that the policy failed: graded all the same, no reward, or this reward."""
     credit: Literal["broadcast", "main_only", "last_row", "per_row"] = "broadcast"
+    """Which rows of a session get its reward."""
     max_attempts: int = Field(default=3, ge=1, le=20)
+    """Of a session that the infrastructure fails."""
     min_usable: int | None = Field(default=None, ge=1)
     """Once so many sessions of a group have a reward, the rest of it is cancelled: slow sessions hold nobody up, and long ones are trained
     less often than they would be."""
     min_usable_grace_seconds: float = Field(default=0.0, ge=0)
+    """How much longer the rest gets."""
     agent: dict[str, Any] = Field(default_factory=dict)
     """Further fields of each agent (`AgentSpec`): `settings`, `env`, `mcp_servers`, ..."""
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -145,20 +156,28 @@ class AdvantageSection(_Strict):
     """`polar.train.advantages.Advantage`."""
 
     baseline: Baseline = "mean"
+    """The group's mean, the mean of the others, or nothing."""
     scale: Scale = "std"
+    """Divided by the deviation of the group, or not."""
     zero_variance: ZeroVariance = "drop"
+    """Groups whose rewards agree are left out, or kept with advantages of 0."""
 
 
 class LossSection(_Strict):
     """`polar.train.loss.Loss` and `polar.train.weights.Aggregation`."""
 
     clip_low: float = Field(default=0.2, ge=0, lt=1)
+    """The clip of the ratio reaches from 1 - this."""
     clip_high: float = Field(default=0.28, ge=0)
+    """To 1 + this."""
     tis_cap: float | None = Field(default=2.0, gt=0)
+    """The largest weight of truncated importance sampling between engine and trainer; `None` leaves it out."""
     beta: float = Field(default=0.0, ge=0)
     """Of the KL term; beyond 0 a frozen copy of the starting model is kept in memory."""
     dual_clip: float | None = Field(default=None, gt=1)
+    """Bounds the loss of tokens with a negative advantage, too."""
     aggregation: Aggregation = "token_mean"
+    """Every token weighs the same, every rollout does, or neither (Dr. GRPO)."""
     fixed_length: int | None = Field(default=None, ge=1)
     """Of the aggregation `fixed_length`: the longest that a rollout may sample, in tokens."""
 
@@ -173,15 +192,21 @@ class OptimisationSection(_Strict):
     """`polar.train.learner.Optimisation`."""
 
     lr: float = Field(default=1e-6, gt=0)
+    """Of AdamW. Adapters take ten times more and upwards."""
     betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
+    """Of matrices."""
     schedule: Schedule = "constant"
     """`linear` and `cosine` reach 0 at the run's last step."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps until the rate is reached."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to it."""
     token_budget: int = Field(default=32_768, ge=1)
+    """Tokens of a micro-batch; a longer row goes alone. Memory, and nothing else, depends on it."""
     minibatches: int = Field(default=1, ge=1)
+    """Optimiser steps a batch."""
 
 
 class GateSection(_Strict):
@@ -190,8 +215,11 @@ class GateSection(_Strict):
     rows: int = Field(default=8, ge=0)
     """How many of each batch; 0 switches the gate off."""
     mean: float = Field(default=0.02, gt=0)
+    """Nats that trainer and engine may differ by on the mean."""
     largest: float = Field(default=1.0, gt=0)
+    """And at the 99.9th percentile."""
     action: Literal["stop", "warn"] = "stop"
+    """What happens beyond."""
 
 
 class EvaluationSection(_Strict):
@@ -200,7 +228,9 @@ class EvaluationSection(_Strict):
     every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0: only before and after."""
     before: bool = True
+    """Before the first step."""
     after: bool = True
+    """After the last step."""
     samples: int = Field(default=4, ge=1, le=4096)
     """Sessions of each task and harness."""
     k: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [1])
@@ -217,6 +247,7 @@ class CheckpointsSection(_Strict):
     every: int = Field(default=10, ge=1)
     """Steps between checkpoints. A killed run goes on from the last one; a stopped one writes one first."""
     keep: int = Field(default=2, ge=1)
+    """How many of the newest stay."""
 
 
 class SyncSection(_Strict):
@@ -227,6 +258,7 @@ class SyncSection(_Strict):
     on_slow: Literal["interrupt", "fail"] = "interrupt"
     """What becomes of calls that take longer: ended and begun anew with the new weights, or the run stops."""
     load_seconds: float = Field(default=600.0, gt=0)
+    """How long an engine may take for new weights."""
     folder: str | None = None
     """Where weights are written for the engines, on a disk that they see, too; `None`: in the run's folder."""
     mount: tuple[str, str] | None = None
@@ -263,8 +295,9 @@ class TrainConfig(_Strict):
     harnesses: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=lambda: {"pi": 1.0})
     """The mix: how often each harness gets a group. A list gives all the same weight."""
     steps: int = Field(default=100, ge=1)
+    """Of the whole run."""
     output: str | None = None
-    """The run's folder; one that holds a run is gone on with. `None`: a new one in `runs/`."""
+    """The run's folder; one that holds a run is gone on with; `None`: a new one in `runs/`."""
     seed: int = 0
     """Of the order of tasks and of everything else that the trainer draws."""
     engine: Annotated[EngineSection, BeforeValidator(_engine)] = Field(default_factory=EngineSection)
