@@ -123,11 +123,14 @@ def stopped(group: Parallel, model: str, results: str) -> None:
     raise SystemExit(3)
 
 
-def deserted(group: Parallel, model: str, _: str) -> None:
-    """A follower dies while the leader waits for rollouts."""
+def deserted(group: Parallel, model: str, who: str) -> None:
+    """Rank `who` dies between two steps."""
     learner = group.learner(group.load(model), HOW)
-    if not group.leads:
+    if group.rank == int(who):
         os._exit(9)
+    if not group.leads:
+        group.follow(learner)
+        return
     learner.step(batch(0))
 
 
