@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,14 +26,21 @@ from polar.testing.rollout import TOKEN, listening, running_service, stub_rollou
 
 
 async def test_groups_come_as_they_end(tmp_path: Path) -> None:
+    others = asyncio.Event()
+
     async def play(request: SessionDispatchRequest) -> SessionResult:
-        await asyncio.sleep({"slow": 0.4}.get(request.task_id, 0.0))
+        if request.task_id == "slow":
+            await others.wait()
         return graded(request)
 
     async with stub_rollouts(tmp_path, [StubNode(play=play, max_run_workers=8)]) as (_, url), AsyncClient(url, TOKEN) as polar:
         for name in ("slow", "quick", "late"):
             await polar.submit(TaskRequest.model_validate(task(name, 2)))
-        names = [group.task_id async for group in polar.groups(["slow", "quick", "late"])]
+        names = []
+        async for group in polar.groups(["slow", "quick", "late"]):
+            names.append(group.task_id)
+            if len(names) == 2:
+                others.set()
         assert names[-1] == "slow"
         assert sorted(names) == ["late", "quick", "slow"]
         again = [group async for group in polar.groups(["slow"])]
@@ -265,11 +274,17 @@ def test_commands_say_that_a_task_waits_and_for_what(
         assert said in polar("submit", "-", given=orjson.dumps(task("storm", 2, runtime={"backend": "dokcer"})).decode())
         assert said in polar("status", "storm")
         assert said in polar("status")
-        ends = threading.Timer(1.0, lambda: client.cancel("storm"))
-        ends.start()
-        result = CliRunner().invoke(app, ["wait", "storm"])
-        ends.join()
-    assert said in " ".join(result.stderr.split())
+        command = [sys.executable, "-m", "polar.cli", "wait", "storm"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stderr is not None
+            heard = ""
+            while said not in " ".join(heard.split()):
+                line = waiting.stderr.readline()
+                assert line, heard
+                heard += line
+            client.cancel("storm")
+            waiting.communicate(timeout=60)
+    assert waiting.returncode == 1
 
 
 async def test_a_submission_that_is_repeated_is_one_task(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-from sqlalchemy import event, select
+from service_parts import until
+from sqlalchemy import event, func, select
 from test_service_nodes import never
 
 from polar.rollout.client import AsyncClient
@@ -22,13 +22,16 @@ WAY: list[SessionStatus] = ["INITIALIZING", "READY", "RUNNING", "READY", "POST_R
 
 
 async def test_a_list_tells_each_step_of_each_attempt_and_costs_few_statements(tmp_path: Path) -> None:
-
-    one = StubNode(play=never, max_run_workers=8)
+    one = StubNode(play=never, max_run_workers=8, interval_s=30.0)  # so that it is not taken for lost on a busy machine
     async with stub_rollouts(tmp_path, [one]) as (service, url), AsyncClient(url, TOKEN) as client:
         await client.submit(TASK)
-        async with asyncio.timeout(20):
-            while len(one.dispatched) < 8:  # noqa: ASYNC110 - a stub sets no event
-                await asyncio.sleep(0.02)
+        taken = select(func.count()).where(attempts.c.state == "accepted")
+
+        async def accepted() -> bool:
+            """By the service: that the node has seen them does not mean yet that its answers were."""
+            return await service.database.read(lambda connection: connection.execute(taken).scalar()) == 8
+
+        await until(accepted)
         names = [request.session_id for request in one.dispatched]
         reports = [StateReport(session_id=name, status=status, turns=turn) for turn, status in enumerate(WAY) for name in names]
         reports.append(StateReport(session_id="nobody", status="RUNNING"))
