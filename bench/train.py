@@ -221,7 +221,7 @@ class Padded(Policy):
         chosen = torch.cat([hidden[line, row.places.to(self.device) - 1] for line, row in enumerate(rows)])
         targets = torch.cat([row.targets for row in rows]).to(self.device)
         found = token_logprobs(chosen, self.head_weight, targets, temperature=self.temperature)
-        return list(found.split([len(row.places) for row in rows]))
+        return list(torch.split(found, [len(row.places) for row in rows]))
 
 
 def our_steps(model: Any, budget: int) -> dict[str, Callable[[Sequence[Row]], object]]:
@@ -333,10 +333,10 @@ def flop(model: Any, rows: Sequence[Row]) -> float:
     """Of forward and backward pass over the rows' distinct ids: products with weights, attention inside rows, the head where trained."""
     config = model.config.get_text_config()
     forest = plant([row.ids for row in rows])
-    embedding = config.vocab_size * config.hidden_size
-    body = sum(one.numel() for one in model.parameters()) - embedding * (1 if config.tie_word_embeddings else 2)
+    embedding: int = config.vocab_size * config.hidden_size
+    body: int = sum(one.numel() for one in model.parameters()) - embedding * (1 if config.tie_word_embeddings else 2)
     pairs = int((forest.positions + 1).sum())
-    attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * pairs
+    attention: float = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * pairs
     return 6.0 * body * len(forest) + attention + 6.0 * embedding * sum(len(row.places) for row in rows)
 
 

@@ -12,7 +12,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from polar.errors import ConfigError
 from polar.train.policy import Policy, Way
-from polar.train.rows import Row, shared_prefix
+from polar.train.rows import Row
 
 VOCABULARY = 97
 
@@ -193,10 +193,4 @@ def test_micro_batches_count_a_common_beginning_once() -> None:
     policy = Policy(qwen3())
     assert policy.pack(rows(64, 10, 10, 10), 100) == [[0, 1, 2]]
     assert len(policy.pack(rows(64, 10, 10, 10), 100, "packed")) == 3
-
-
-def test_a_prefix_ends_before_the_first_trained_id() -> None:
-    same = torch.arange(10)
-    row = Row(same, torch.tensor([4, 7]), torch.zeros(2), torch.ones(2), 0.0)
-    assert shared_prefix([row, row]) == 4
-    assert shared_prefix([]) == 0
+    assert policy.pack([*rows(60, 9), *rows(61, 9), *rows(60, 30)], 160) == [[0, 2], [1]]  # two either way

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -195,6 +196,20 @@ class Layout:
             for part in parts_of(forest.segments, wanted)
         ]
 
+    @cached_property
+    def whole_rows(self) -> tuple[list[Tensor], Tensor]:
+        """Rectangles int64[rows, longest] of all rows' places; int64[n], where each id's output stands in theirs, end to end."""
+        paths = self.forest.paths
+        source = torch.empty_like(self.forest.ids)
+        found: list[Tensor] = []
+        filled = 0
+        for rectangle in rectangles(paths):
+            found.append(rectangle.places)
+            for number in rectangle.numbers:
+                source[paths[number]] = torch.arange(filled, filled + len(paths[number]), device=source.device)
+                filled += rectangle.places.shape[1]
+        return found, source
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int | None) -> Tensor:
         parts = self.parts_in_last if layer == self.last else self.parts
         return grow(q, k, v, parts, self.forest.segments, scale, self.kernel)
@@ -242,21 +257,12 @@ class _Attention:
 
 def _by_rows(self: Any, hidden_states: Tensor, *positional: Any, **more: Any) -> Any:
     """The forward pass of a recurrent mixer. With a forest, on rectangles of whole rows: a shared beginning is run through by each row, and
-    every id's output is that of the first row that has it, which is the same in all."""
+    every id's output is that of one of the rows that have it: it is the same in all."""
     layout: Layout | None = more.pop(FOREST, None)
     forward = type(self).forward
     if layout is None:
         return forward(self, hidden_states, *positional, **more)
     more["attention_mask"] = None
-    paths = layout.forest.paths
-    source = torch.empty(len(layout.forest), dtype=torch.int64, device=hidden_states.device)
-    outputs = []
-    filled = 0
-    for rectangle in rectangles(paths):
-        outputs.append(forward(self, hidden_states[0][rectangle.places], *positional, **more).flatten(0, 1))
-        longest = rectangle.places.shape[1]
-        for line, number in enumerate(rectangle.numbers):
-            begin = filled + line * longest
-            source[paths[number]] = torch.arange(begin, begin + len(paths[number]), device=source.device)
-        filled += rectangle.places.numel()
+    places, source = layout.whole_rows
+    outputs = [forward(self, hidden_states[0][part], *positional, **more).flatten(0, 1) for part in places]
     return torch.cat(outputs)[source][None]

@@ -6,7 +6,6 @@ position 0 has none before it and cannot be trained, which no row of a real sess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,16 +53,3 @@ def row_of(trace: Trace, *, mask: np.ndarray | None = None, weights: np.ndarray 
         advantage=advantage,
         name=trace.session,
     )
-
-
-def shared_prefix(rows: Sequence[Row]) -> int:
-    """The number of leading ids that all rows have in common and none of them trains."""
-    if not rows:
-        return 0
-    length = min(int(row.places[0]) if len(row.places) else len(row) for row in rows)
-    first = rows[0].ids[:length]
-    for row in rows[1:]:
-        different = torch.nonzero(row.ids[:length] != first[:length])
-        if len(different):
-            length = int(different[0])
-    return length
