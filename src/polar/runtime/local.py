@@ -21,6 +21,9 @@ and as root each sandbox runs as a user of its own. Elsewhere (`plain`) it is a 
 | cpus (whole cores)                      | yes                | yes                   | yes                      |
 | storage_mb (checked every 2 s)          | yes                | yes                   | yes                      |
 
+"Other sandboxes" of another root (a second installation of the same user's) are among "the user's own files" where namespaces are made as a
+user, unless they lie in /tmp: only as root has each sandbox a user of its own.
+
 So the control API stands on the network that a program inside reaches: it asks for its token. For what is not to be trusted, use
 `bubblewrap` or `docker`.
 """
