@@ -198,6 +198,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         quiet(config(tmp_path))
 
 
+def test_a_run_that_was_killed_before_it_began_begins(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".sft.json").write_text('{"mod')
+    assert quiet(config(tmp_path, epochs=1)).finished
+
+
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     said: list[str] = []
     settings = config(tmp_path)

@@ -15,8 +15,8 @@ from polar.train.config import LoraSection, Schedule, Writer
 
 Dtype = Literal["float32", "bfloat16"]
 
-NUMBERS_NOT = frozenset({"output", "metrics", "checkpoint_every", "keep", "evaluate_every"})
-"""Settings that an interrupted run may go on with changed: no weight depends on them."""
+NUMBERS_NOT = frozenset({"data", "any_tokenizer", "output", "metrics", "checkpoint_every", "keep", "evaluate_every"})
+"""Settings that an interrupted run may go on with changed: no weight depends on them. Of the data, its rows count, not its place."""
 
 
 class SftConfig(BaseModel):

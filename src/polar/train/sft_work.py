@@ -128,7 +128,7 @@ def _identify(output: Path, config: SftConfig, data: Rows, validation: Rows | No
                 f"{output} holds a run with another {', '.join(changed)}: go on with its own settings, or name another output"
             )
         return
-    temporary = place.with_name(f".{SETTINGS}.{os.getpid()}")
+    temporary = place.with_name(f".{SETTINGS}")
     temporary.write_text(json.dumps(mine, indent=2) + "\n")
     temporary.replace(place)
 
@@ -136,7 +136,7 @@ def _identify(output: Path, config: SftConfig, data: Rows, validation: Rows | No
 @contextmanager
 def locked(output: Path) -> Iterator[None]:
     """The folder, made, and this process's alone. Raises `ConfigError` where it holds something else or another process trains in it."""
-    if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / SETTINGS).is_file())):
+    if output.exists() and (not output.is_dir() or (_holds_anything(output) and not (output / SETTINGS).is_file())):
         raise ConfigError(f"{output} exists and is no run of polar sft: name another folder")
     output.mkdir(parents=True, exist_ok=True)
     with opened(output) as folder:
@@ -145,6 +145,11 @@ def locked(output: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ConfigError(f"another process trains in {output}") from None
         yield
+
+
+def _holds_anything(folder: Path) -> bool:
+    """Beyond settings that were being written when their process was killed."""
+    return any(path.name != f".{SETTINGS}" for path in folder.iterdir())
 
 
 @contextmanager
