@@ -17,7 +17,6 @@ import orjson
 from polar.cli.control import Admin, call
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig, reachable
-from polar.gateway.waiting import engines_up, unless
 
 RESTART_S = 1.0
 READY_S = 120.0
@@ -25,6 +24,8 @@ READY_S = 120.0
 
 async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[None]], progress: Callable[[str], None]) -> None:
     """Runs until SIGINT or SIGTERM. Worker 0 has the configured ports, the others free ones."""
+    from polar.gateway.waiting import engines_up, unless  # with all that a gateway needs: not for other commands
+
     token = config.admin_token or "polar-admin-" + secrets.token_urlsafe(24)
     ports = [(config.port, config.control_port), *[(_free(config.host), _free("127.0.0.1")) for _ in range(1, config.workers)]]
     urls = [(f"http://{reachable(config.host)}:{port}", f"http://127.0.0.1:{admin_port}") for port, admin_port in ports]
