@@ -21,7 +21,6 @@ from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
 from polar.gateway.config import problems as gateway_problems
 from polar.rollout.config import PolarConfig
-from polar.store.connect import place_of
 
 PREFIX = "POLAR__"
 """Of variables that set one setting: `POLAR__ROLLOUT__PORT=9000`, `POLAR__GATEWAY__NODES__0__MAX_RUN_WORKERS=8`. Values are YAML."""
@@ -105,6 +104,8 @@ def parse(settings: Mapping[str, Any], where: str = "the settings") -> PolarConf
 
 def _impossible(config: PolarConfig) -> Iterator[str]:
     """What is well-formed and could not be started, one line each."""
+    from polar.store.connect import place_of  # with SQLAlchemy: not for commands that read settings of another kind
+
     if not config.gateway.nodes:
         yield "gateway.nodes: there must be a node (leave it out for one with defaults)"
     for name, store in [
