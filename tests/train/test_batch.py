@@ -13,8 +13,8 @@ from trainer_parts import recorded_group, session
 
 from polar.errors import NotTrainable
 from polar.train.advantages import Advantage
-from polar.train.batch import Counts, Recipe, make_batch, teaches
-from polar.train.source import Group, group_of
+from polar.train.batch import Counts, Recipe, make_batch
+from polar.train.groups import Group, group_of, teaches
 
 PLAIN = Recipe(advantage=Advantage(scale="none"), max_staleness=None)
 

@@ -97,6 +97,6 @@ def test_an_override_that_is_none_is_refused(override: str) -> None:
         settings.overlaid({**LEAST, "seed": 1}, [override])
 
 
-def test_reading_settings_loads_no_torch() -> None:
-    program = "import sys, polar, polar.cli.commands, polar.train.settings; sys.exit('torch' in sys.modules)"
+def test_reading_settings_and_a_dry_run_load_no_torch() -> None:
+    program = "import sys, polar, polar.cli.commands, polar.train.price, polar.train.requests; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -14,8 +14,8 @@ from trainer_parts import ListMetrics, ListSource, config, recorded_group, tiny_
 from polar.errors import NotTrainable
 from polar.train import checkpoints
 from polar.train.config import TrainConfig
+from polar.train.groups import Group
 from polar.train.policy import Policy
-from polar.train.source import Group
 from polar.train.trainer import Parts, Trainer
 
 GROUPS = [recorded_group(number) for number in range(12)]

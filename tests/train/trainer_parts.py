@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from polar.harness.spec import AgentSpec
 from polar.rollout.models import SessionResult, TaskRequest
 from polar.train.config import TrainConfig
+from polar.train.groups import Group, group_of
 from polar.train.learner import Learner
 from polar.train.policy import Policy
-from polar.train.source import Group, group_of
 from polar.trajectory import Span, Trace, Trajectory
 from polar.trajectory.ledger import Ledger, Line
 

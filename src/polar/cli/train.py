@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -38,8 +39,9 @@ def train(
     """
     configure_logging(log_level)
     settings = _settings(config, resume, [*(override or []), *([] if steps is None else [f"steps={steps}"])], output)
+    from polar.cli.train_report import show_evaluations, show_price
+
     if dry_run:
-        from polar.cli.train_report import show_price
         from polar.train.price import price
 
         show_price(price(settings, measured))
@@ -52,10 +54,13 @@ def train(
         ) from error
     from polar.train.progress import Screen
 
+    if os.environ.get("RANK", "0") != "0":  # of several processes one leads, and has the screen
+        run(settings)
+        return
     with Screen(err, settings.steps) as screen:
         summary = run(settings, progress=screen, tell=lambda outcome: _tell(screen.say, outcome))
-    if summary is None:
-        return
+    assert summary is not None
+    show_evaluations(summary.folder / "evaluations", settings)
     ended = {"done": "done", "stopped": "stopped; the same command goes on", "no_more_groups": "the recorded groups are used up"}
     where = f"; checkpoint: {summary.checkpoint}" if summary.checkpoint else ""
     say(f"{ended[summary.ended]} after step {summary.steps} of {settings.steps}, policy version {summary.policy_version}{where}")

@@ -17,9 +17,9 @@ import numpy as np
 from polar.chat import JsonObject
 from polar.errors import NotTrainable
 from polar.rollout.models import SessionResult
-from polar.train.advantages import Advantage, Advantages, Rollout, advantages
+from polar.train.advantages import Advantage, Advantages, advantages
+from polar.train.groups import Group, reward_of, rollouts_of
 from polar.train.rows import Row, row_of
-from polar.train.source import Group
 from polar.train.weights import Aggregation, weights
 from polar.trajectory.row import Mask, Trace, Trajectory
 
@@ -77,11 +77,6 @@ class Batch:
         return [result for group in self.groups for result in group.results]
 
 
-def teaches(group: Group, how: Advantage) -> bool:
-    """Whether any session of the group gets an advantage. Cheap: looks at rewards only."""
-    return bool(advantages(_rollouts(group), how).values)
-
-
 def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) -> Batch:
     """The batch of these groups at this policy version; groups that teach nothing are counted in it, too.
 
@@ -97,7 +92,7 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
     taught = 0
     for group in groups:
         shown = _shuffled(group, recipe.seed) if recipe.shuffle_rewards else group
-        found = advantages(_rollouts(shown), recipe.advantage)
+        found = advantages(rollouts_of(shown), recipe.advantage)
         taught += bool(found.values)
         scale = _scale(shown, recipe.advantage)
         for result in shown.results:
@@ -135,15 +130,6 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
     return Batch(tuple(groups), tuple(rows), tuple(traces), tuple(provenance), counts, taught, ages)
 
 
-def _rollouts(group: Group) -> list[Rollout]:
-    return [Rollout(result.session_id, str(group.number), _reward(result)) for result in group.results]
-
-
-def _reward(result: SessionResult) -> float | None:
-    """Only what the policy did has a reward (law 5)."""
-    return result.reward if result.usable else None
-
-
 def _share(trace: Trace, result: SessionResult, found: Advantages, scale: float, shuffled: bool) -> tuple[float | None, str]:
     """A row's advantage, or `None` and why it has none."""
     advantage = found.values.get(result.session_id)
@@ -157,14 +143,14 @@ def _share(trace: Trace, result: SessionResult, found: Advantages, scale: float,
 
 
 def _scale(group: Group, how: Advantage) -> float:
-    rewards = [reward for result in group.results if (reward := _reward(result)) is not None]
+    rewards = [reward for result in group.results if (reward := reward_of(result)) is not None]
     return pstdev(rewards, fmean(rewards)) + how.epsilon if how.scale == "std" and len(rewards) > 1 else 1.0
 
 
 def _shuffled(group: Group, seed: int) -> Group:
     """The rewards of a group's sessions in another order, the same for the same seed and group: a control from which nothing can be
     learned, with the same number of groups that teach."""
-    places = [place for place, result in enumerate(group.results) if _reward(result) is not None]
+    places = [place for place, result in enumerate(group.results) if reward_of(result) is not None]
     rewards = [group.results[place].reward for place in places]
     random.Random(f"{seed}/shuffle {group.number}").shuffle(rewards)
     results = list(group.results)

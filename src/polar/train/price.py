@@ -20,12 +20,12 @@ from statistics import fmean
 from typing import Literal
 
 from polar.errors import ConfigError
-from polar.train.batch import teaches
 from polar.train.config import TrainConfig
 from polar.train.curriculum import split
+from polar.train.groups import Group, teaches
 from polar.train.metrics import read_metrics
 from polar.train.requests import Requests
-from polar.train.source import Group, read_groups
+from polar.train.source import read_groups
 
 Origin = Literal["exact", "measured", "stated", "assumed", "unknown"]
 _SURE: tuple[Origin, ...] = ("exact", "measured", "stated", "assumed", "unknown")

@@ -104,6 +104,8 @@ def step_line(step: int, steps: int, values: Mapping[str, float]) -> str:
     parts.append(f"{values.get('tokens/stepped', 0):,.0f} tokens")
     if "step/loss" in values:
         parts.append(f"loss {values['step/loss']:.4f}, gradient {values['step/grad_norm']:.3g}")
+    if values.get("step/skipped"):
+        parts.append("the gradient was not finite, the weights stay")
     if "step/mismatch" in values:
         parts.append(f"mismatch {values['step/mismatch']:.2g}")
     if values.get("gate/tokens"):

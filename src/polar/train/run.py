@@ -85,6 +85,8 @@ async def _parts(
     requests = Requests(config, *split(config.tasks))
     if config.rollout.url is None:  # before anything is started; a service elsewhere checks what it knows
         requests.check()
+    if not requests.evaluated and (config.evaluation.before or config.evaluation.after):
+        progress.say("no task is held out, so nothing is evaluated (tasks.held_out)")
     base = model_folder(config.model.name)
     here = await asyncio.to_thread(Path(base).is_dir)  # a hub's name is none
     tokenizer = load_tokenizer(Path(base)) if here else None
@@ -181,16 +183,14 @@ def make_learner(config: TrainConfig, group: Parallel, place: Path | None = None
 
 @contextlib.contextmanager
 def stopping(stop: Callable[[], None], progress: Progress) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `stop`; the second ends the process as if nothing were listening."""
+    """The first SIGINT or SIGTERM calls `stop`; the second ends the process where it stands, which a run survives."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
 
-    def restore() -> None:
+    def heard() -> None:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-    def heard() -> None:
-        restore()
+            signal.signal(number, signal.SIG_DFL)
         progress.say("stopping: what is being done is finished, and a checkpoint written; the same signal again ends it at once")
         stop()
 
@@ -203,4 +203,5 @@ def stopping(stop: Callable[[], None], progress: Progress) -> Iterator[None]:
     try:
         yield
     finally:
-        restore()
+        for number in numbers:
+            loop.remove_signal_handler(number)

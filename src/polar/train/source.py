@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,22 +18,13 @@ from polar.chat import JsonObject
 from polar.errors import ConfigError, RolloutError
 from polar.rollout.client import AsyncClient
 from polar.rollout.models import SessionResult, TaskRequest, TaskStatus
+from polar.train.groups import Group, group_of
 
 WATCHED = 32
 """Groups whose results are followed at once, each over a connection of its own; those behind them are not due yet."""
 
 NextRequest = Callable[[int, str], TaskRequest]
 """The request of group `number` under that task id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The sessions of one task at, or about, one policy version. `results`: as the rollout service delivers them, one a session."""
-
-    number: int
-    results: tuple[SessionResult, ...]
-    task: str = ""
-    harness: str = ""
 
 
 class Source(Protocol):
@@ -117,11 +107,6 @@ def read_groups(path: Path) -> Iterator[Group]:
         yield group_of(number, tuple(results.values()))
 
 
-def group_of(number: int, results: tuple[SessionResult, ...]) -> Group:
-    metadata = results[0].metadata if results else {}
-    return Group(number, results, str(metadata.get("task", "")), str(metadata.get("harness", "")))
-
-
 def _of_trajectory(data: JsonObject) -> SessionResult:
     """A session's reward is the mean of its rows', those without one left out."""
     metadata = data.get("metadata") or {}
@@ -163,6 +148,8 @@ class ServiceSource:
         self._submitted = 0
         self._groups: dict[int, asyncio.Task[Group]] = {}
         self._slots = asyncio.Semaphore(WATCHED)
+        self._order = asyncio.Lock()
+        """Groups are submitted one after another, so that there is never one without all before it."""
         self._started = False
 
     def task_id(self, number: int, turn: int = 0) -> str:
@@ -206,7 +193,8 @@ class ServiceSource:
             self._submitted += 1
 
     async def _roll_out(self, number: int) -> Group:
-        task_id = await self._submit(number)
+        async with self._order:
+            task_id = await self._submit(number)
         async with self._slots:
             results = []
             async for result in self._client.results(task_id):

@@ -27,16 +27,17 @@ import numpy as np
 
 from polar.errors import NotTrainable
 from polar.train import checkpoints
-from polar.train.batch import Batch, Recipe, make_batch, teaches
+from polar.train.batch import Batch, Recipe, make_batch
 from polar.train.checkpoints import RunState
 from polar.train.config import TrainConfig
 from polar.train.figures import gate_values, step_values
 from polar.train.gate import Facts, Report, Threshold, compare
+from polar.train.groups import Group, teaches
 from polar.train.learner import Learner, StepReport
 from polar.train.policy import Policy
 from polar.train.progress import Progress, Silent
 from polar.train.rows import Row, row_of
-from polar.train.source import Group, Source
+from polar.train.source import Source
 from polar.trajectory.row import Trace
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class Summary:
     steps: int
     policy_version: int
     checkpoint: Path | None
+    folder: Path
 
 
 class Trainer:
@@ -137,7 +139,7 @@ class Trainer:
                     await self._save()
             finally:
                 await self.parts.source.aclose(over=ended == "done")
-        return Summary(ended, self.state.batches, self.state.policy_version, self._saved)
+        return Summary(ended, self.state.batches, self.state.policy_version, self._saved, self.folder)
 
     async def _loop(self) -> Ended:
         await self._sync()
