@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,18 +17,33 @@ from polar.train.metrics import read_metrics
 FLAGS = ["--epochs", "3", "--batch-tokens", "80", "--token-budget", "60", "--lr", "1e-2"]
 
 
+def train(folder: Path, output: str, processes: int, more: list[str]) -> None:
+    """As `torchrun` starts them."""
+    command = [sys.executable, "-m", "polar.cli", "sft", "model", "data", *FLAGS, *more, "-o", output]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    started = []
+    try:
+        for rank in range(processes):
+            own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with (folder / f"{output}-{rank}.log").open("wb") as log:
+                started.append(subprocess.Popen(command, cwd=folder, env=own, stdout=log, stderr=subprocess.STDOUT))
+        for rank, process in enumerate(started):
+            assert process.wait(timeout=120) == 0, (folder / f"{output}-{rank}.log").read_text()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("more", [[], ["--lora", "4"]])
+@pytest.mark.parametrize("more", [[], ["--lora", "4"]], ids=["whole", "lora"])
 def test_two_processes_do_what_one_does(tmp_path: Path, more: list[str]) -> None:
     config(tmp_path)
-    sft = ["-m", "polar.cli", "sft", "model", "data", *FLAGS, *more]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d"]
-    launcher += ["--rdzv-endpoint", "127.0.0.1:0"]
-    for arguments, output in ([*sft, "-o", "one"], "one"), ([*launcher, *sft, "-o", "two"], "two"):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, timeout=200)
-        assert ended.returncode == 0, ended.stderr.decode()
-        assert (tmp_path / output / "model" / "model.safetensors").is_file()
+    train(tmp_path, "one", 1, more)
+    train(tmp_path, "two", 2, more)
     one, two = (read_metrics(tmp_path / output) for output in ("one", "two"))
     assert [line["step"] for line in one] == [line["step"] for line in two]
     for name in ("loss", "validation_loss", "grad_norm"):
