@@ -130,6 +130,9 @@ class Completion:
     """What a harness recipe may need to tag the call: path, user agent, session and sub-agent headers; never a key."""
     stored: bool = False
     """Whether the caller may retrieve it by its response id (Responses `store`)."""
+    routed_experts: str | None = None
+    """Of a mixture of experts, where the engine tells: base64 of a `.npy` of integers [len(sampled_ids), layers, experts a token], row i
+    for the position that sampled id i was predicted from (so a trainer can send it through the same experts)."""
     options: JsonObject = field(default_factory=dict)
     """`ChatRequest.options` where `stored`: what the dialect needs to show it again."""
     started: float = 0.0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,3 +246,40 @@ async def test_a_hosted_model_has_no_weights_to_change() -> None:
             await call
     assert await engine.weight_version() is None
     assert await engine.pause() is False
+
+
+# --- mixtures of experts ------------------------------------------------------------------------------------------
+
+
+def packed(array: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+async def test_expert_routing_of_the_sampled_ids_is_kept_and_the_prompts_is_not_asked_for_again() -> None:
+    """vLLM's form: a row for each token but the last, of the whole row first, then from where it was told to begin."""
+    seen: list[tuple[str, bytes]] = []
+    whole = np.arange(len(PROMPT) + 2, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 4), np.uint8)
+    logprobs = {"tokens": ["token_id:7", "token_id:8", "token_id:9"], "token_logprobs": [-1.0, -2.0, -3.0]}
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": 3}
+
+    def answer(routing: object) -> JSONResponse:
+        choice = {"index": 0, "text": "x", "logprobs": logprobs, "finish_reason": "stop", "routed_experts": routing}
+        return JSONResponse({"choices": [choice], "usage": usage})
+
+    told: list[Response] = [answer(packed(whole)), answer(packed(whole[-3:])), answer("not base64!"), answer(None)]
+    with serve_app(app({"/v1/completions": told}, seen)) as running:
+        engine = VllmEngine(running.url)
+        for _ in range(2):
+            (generation,) = await engine.generate(request())
+            assert generation.routed_experts is not None
+            kept = np.load(io.BytesIO(base64.b64decode(generation.routed_experts)))
+            assert (kept.shape, kept.dtype) == ((3, 2, 4), np.uint8)
+            assert kept[:, 0, 0].tolist() == [len(PROMPT) - 1, len(PROMPT), len(PROMPT) + 1]
+        with pytest.raises(EngineUnavailable, match="has not the form of its API"):
+            await engine.generate(request())
+        assert (await engine.generate(request()))[0].routed_experts is None
+        await engine.aclose()
+    starts = [json.loads(body).get("routed_experts_prompt_start") for _, body in seen]
+    assert starts[:2] == [None, len(PROMPT) - 1]

@@ -133,6 +133,7 @@ def forests(draw: st.DrawFn) -> list[Completion]:
                 stop_sequence=draw(st.none() | texts),
                 cached_tokens=draw(st.integers(0, 2**40)),
                 thinking_tokens=draw(st.integers(0, 9)),
+                routed_experts=draw(st.sampled_from([None, "AAECAw=="])),
                 broken=draw(st.none() | breaks),
                 tags=frozenset(draw(st.lists(texts, max_size=2))),
                 untrainable=draw(st.none() | texts),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -28,6 +30,20 @@ def ids_array(values: Any) -> Ids | None:
     if len(array) and (array.min() < 0 or array.max() > _LARGEST):
         return None
     return array.astype(np.int32)
+
+
+def routed_experts(packed: Any, sampled: int) -> str | None:
+    """vLLM's expert routing of a whole row, cut to the positions that its `sampled` ids were predicted from, in the same form: base64 of a
+    `.npy` of integers [tokens, layers, experts]. It has a row for every token but the last, which nothing was computed from; `None` where
+    the server sent none. Raises `ValueError` for anything else, and where there are fewer rows than sampled ids."""
+    if not isinstance(packed, str):
+        return None
+    array = np.load(io.BytesIO(base64.b64decode(packed, validate=True)), allow_pickle=False)
+    if array.ndim != 3 or not np.issubdtype(array.dtype, np.integer) or len(array) < sampled:
+        raise ValueError(f"routed_experts is {array.dtype} of shape {array.shape} for {sampled} sampled tokens")
+    buffer = io.BytesIO()
+    np.save(buffer, array[len(array) - sampled :], allow_pickle=False)
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def are_ids(values: Any) -> TypeGuard[list[int]]:

@@ -87,6 +87,8 @@ class Generation:
     policy_version: str | None = None
     top: list[list[tuple[int | str, float]]] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    routed_experts: str | None = None
+    """As `polar.records.Completion` has it."""
     untrainable: str | None = None
     """Why this must not be trained, where the server's own numbers contradict each other (ids missing, counts that differ)."""
 

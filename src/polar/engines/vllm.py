@@ -14,7 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from polar.chat import JsonObject, Message, Tool
-from polar.engines.arrays import FLOOR, are_ids, ids_array, ids_from_names, ids_of_names, logprobs_array, name_or_id, settle, top_ids
+from polar.engines.arrays import (
+    FLOOR,
+    are_ids,
+    ids_array,
+    ids_from_names,
+    ids_of_names,
+    logprobs_array,
+    name_or_id,
+    routed_experts,
+    settle,
+    top_ids,
+)
 from polar.engines.base import Chunk, EngineInfo, Floats, Generation, Ids, MessagesRequest, TokensRequest, register
 from polar.engines.chat import (
     answer_message,
@@ -39,6 +50,8 @@ class VllmEngine(VllmWeights):
     returns_tokens: ClassVar[bool] = True
 
     _context: int | None = None
+    _routes = False
+    """Whether the server was seen to return expert routing (`--enable-return-routed-experts`)."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 1800.0) -> None:
         super().__init__(url, api_key=api_key, timeout_s=timeout_s)
@@ -77,6 +90,8 @@ class VllmEngine(VllmWeights):
             body["return_token_ids"] = True
         if request.response_format is not None:
             body["response_format"] = request.response_format
+        if self._routes and len(request.prompt_ids):  # the prompt's own routing would be megabytes
+            body["routed_experts_prompt_start"] = len(request.prompt_ids) - 1
         if request.n != 1:
             body["n"] = request.n
         if request.session is not None:
@@ -114,7 +129,13 @@ class VllmEngine(VllmWeights):
             completion_tokens=0 if ids is None else len(ids),
             cached_tokens=usage.get("cached_tokens", 0),
             top=[top_ids(entry) for entry in tops] if with_top and isinstance(tops, list) else None,
+            routed_experts=self._routed(choice, ids),
         )
+
+    def _routed(self, choice: JsonObject, ids: Ids | None) -> str | None:
+        found = routed_experts(choice.get("routed_experts"), 0 if ids is None else len(ids))
+        self._routes = self._routes or found is not None
+        return found
 
     async def stream_into(self, request: TokensRequest, take: Callable[[Sequence[Chunk]], object]) -> None:
         body = {**await self._body(request), "stream": True, "stream_options": {"include_usage": True}}
@@ -159,6 +180,7 @@ class VllmEngine(VllmWeights):
             completion_tokens=usage.get("completion_tokens", 0) if ids is None else len(ids),
             cached_tokens=usage.get("cached_tokens", 0),
             top=tops,
+            routed_experts=self._routed(choice, ids),
         )
 
     async def tokenize(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool | None = None) -> Ids | None:

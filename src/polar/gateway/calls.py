@@ -411,6 +411,7 @@ class Call:
             stop_sequence=reading.answer.stop_sequence,
             cached_tokens=generation.cached_tokens,
             thinking_tokens=reading.thinking_tokens,
+            routed_experts=generation.routed_experts,
             broken=plan.broken,
             tags=frozenset(plan.tags | reading.tags | sampled.tags),
             provenance=self._served.provenance_at(sampled.engine),

@@ -39,6 +39,7 @@ LONG_SUFFIX = 1024
 _FIELDS = (
     "dialect", "mode", "finish", "shared", "model_requested", "model", "policy_version", "sampling", "asked", "stop_sequence",
     "cached_tokens", "thinking_tokens", "untrainable", "provenance", "hints", "options", "started", "ended",
+    "routed_experts",
 )  # fmt: skip
 _COLUMNS = ("session", "number", "choice", "parent", "status", "delivered", "stored", "root", "turn", "loose", "thinking_hash")
 _DEFAULTS = {f.name: f.default for f in fields(Completion)} | {name: {} for name in ("sampling", "asked", "provenance", "hints", "options")}

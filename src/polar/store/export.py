@@ -50,6 +50,7 @@ def completion_to_json(completion: Completion) -> bytes:
             "hints": completion.hints,
             "cached_tokens": completion.cached_tokens,
             "thinking_tokens": completion.thinking_tokens,
+            "routed_experts": completion.routed_experts,
             "started": completion.started,
             "ended": completion.ended,
             "delivered": completion.delivered,
