@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 TOGETHER = [
     (case, sharding) for case in CASES for sharding in ("none", "full") if sharding == "full" or case in ("whole", "lora", "bfloat16")
 ]
+UNDISTURBED = ("lora", "bfloat16")
 SIZES = ((12, 13, 14, 15, 16, 35, 9), (20,), (30, 9, 9))
 """Of each batch's rows: more than the processes, fewer, and uneven ones."""
 
@@ -49,7 +50,7 @@ def batch(number: int) -> list[Row]:
 
 def trained(group: Parallel, model: str, case: str, sharding: Any, folder: Path) -> None:
     """Six steps in two halves: the second goes on from a checkpoint of the first, as another run would."""
-    settings = dict(CASES[case])
+    settings, base = dict(CASES[case]), model
     torch.manual_seed(group.rank)  # only rank 0's draw counts
     for half in (0, 1):
         place = folder / "half" / "step-000003"
@@ -59,7 +60,7 @@ def trained(group: Parallel, model: str, case: str, sharding: Any, folder: Path)
         elif half:
             model = str(place / "model")
         policy = group.load(model, sharding=sharding, **settings)
-        reference = group.reference(policy, model, sharding=sharding, **settings)
+        reference = group.reference(policy, base, sharding=sharding, **settings)
         learner = group.learner(policy, HOW, Loss(beta=0.05), reference)
         if not group.leads:
             group.follow(learner)
@@ -76,6 +77,20 @@ def work(learner: Learner, half: int, folder: Path) -> None:
     torch.save([one.double() for one in learner.logprobs(batch(0))], folder / f"logprobs-{half}.pt")
     save(folder / ("last" if half else "half"), learner, RunState(3, 6 if half else 3))
     save_merged(learner.policy.model, folder / f"merged-{half}")
+
+
+def undisturbed(group: Parallel, model: str, case: str, sharding: Any, folder: Path) -> None:
+    """The same six steps without a checkpoint between them."""
+    torch.manual_seed(group.rank)
+    policy = group.load(model, sharding=sharding, **CASES[case])
+    learner = group.learner(policy, HOW, Loss(beta=0.05), group.reference(policy, model, sharding=sharding, **CASES[case]))
+    if not group.leads:
+        group.follow(learner)
+        return
+    for number in range(6):
+        learner.step(batch(number))
+    save_merged(learner.policy.model, folder / "merged-1")
+    group.release()
 
 
 def one_more(group: Parallel, half: str, sharding: Any, folder: Path) -> None:
@@ -100,6 +115,8 @@ def cases(group: Parallel, model: str, results: str, half: str | None = None) ->
             if group.leads:
                 folder.mkdir(parents=True)
             trained(group, model, case, sharding, folder)
+        for case in UNDISTURBED:
+            undisturbed(group, model, case, sharding, Path(results) / f"{case}-undisturbed-{sharding}")
         if half:
             one_more(group, half, sharding, Path(results) / f"other-{sharding}")
 

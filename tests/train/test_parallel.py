@@ -120,6 +120,13 @@ def test_in_bfloat16_they_go_the_same_way(alone: Path, together: Path, model: st
     assert float(torch.nn.functional.cosine_similarity(one, two, dim=0)) > 0.98
 
 
+@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("case", parallel_work.UNDISTURBED)
+def test_two_processes_go_on_bit_for_bit(together: Path, case: str, sharding: str) -> None:
+    for name, value in merged(together / f"{case}-undisturbed-{sharding}").items():
+        assert torch.equal(merged(together / f"{case}-{sharding}")[name], value), name
+
+
 @pytest.mark.parametrize(("case", "sharding"), TOGETHER)
 def test_the_leader_gets_every_rows_log_probabilities(alone: Path, together: Path, case: str, sharding: str) -> None:
     one, two = (torch.load(folder / "logprobs-1.pt") for folder in (alone / f"{case}-none", together / f"{case}-{sharding}"))
