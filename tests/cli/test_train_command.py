@@ -18,7 +18,7 @@ POLAR = [sys.executable, "-m", "polar.cli", "train"]
 PARTS = Path(__file__).parent.parent / "train"
 
 
-def polar_train(*options: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def polar_train(*options: str, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*POLAR, *options], capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
@@ -54,7 +54,7 @@ def test_a_dry_run_starts_nothing_and_says_what_it_does_not_know(tmp_path: Path)
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_goes_on_from_its_folder(number: signal.Signals, tmp_path: Path) -> None:
     sys.path.insert(0, str(PARTS))
@@ -77,7 +77,7 @@ def test_a_run_that_is_stopped_goes_on_from_its_folder(number: signal.Signals, t
     while process.poll() is None and len(read_metrics(tmp_path / "run")) < 5:
         time.sleep(0.01)
     process.send_signal(number)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=400)
     assert process.returncode == 0, said
     assert "stopped; the same command goes on" in said
     done = len(read_metrics(tmp_path / "run"))
