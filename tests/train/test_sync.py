@@ -199,9 +199,13 @@ async def test_one_call_of_a_rollout_service_reaches_all_its_nodes(models: list[
         syncer = Syncer([service])
         await syncer(models[1], 1)
         assert one.gateway.gate.policy_version == "1"
-        # A node that comes later records the version; its engine is brought to the weights by the next sync.
+        # A node that is started anew is told the version, since its engine has it; one with an engine of its own is
+        # not, until the next sync.
+        one.gateway.gate.policy_version = None
+        await register("one", first, one)
+        assert one.gateway.gate.policy_version == "1"
         await register("two", second, two)
-        assert two.gateway.gate.policy_version == "1"
+        assert two.gateway.gate.policy_version is None
         report = await syncer(models[2], 2)
         assert set(report.engines) == {*one.urls, *two.urls}
         for node in (one, two):

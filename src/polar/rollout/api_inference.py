@@ -2,8 +2,9 @@
 around an update of the engines' weights.
 
 What was last ordered is remembered, and told to nodes that register or return later, before they are given work: a node that was started
-during an update waits with the others, and none records an old version. (The service remembers it as long as its process lives; a trainer
-says it again with each update.) Knows no engine: trainers talk to those themselves.
+during an update waits with the others, and none records an old version. One with an engine that was not among those which the version
+was said of records none, until the next update has reached that engine: its weights may be any. (The service remembers it as long as its
+process lives; a trainer says it again with each update.) Knows no engine: trainers talk to those themselves.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Inference:
         self._service = service
         self.paused = False
         self.policy_version: str | int | None = None
+        self._versioned: set[str] = set()
+        """URLs of the engines that `policy_version` was said of."""
         self._orders = 0
         self._heard: dict[str, int] = {}
         """By node, how many orders it has heard, or is hearing now."""
@@ -72,7 +75,9 @@ class Inference:
 
     async def set_policy(self, version: str | int) -> Response:
         self._order(version=version)
-        return await self._everywhere("POST", POLICY, {"policy_version": version})
+        answer = await self._everywhere("POST", POLICY, {"policy_version": version})
+        self._versioned = _urls(orjson.loads(answer.body)["engines"])
+        return answer
 
     async def status(self) -> Response:
         return await self._everywhere("GET", STATUS)
@@ -92,7 +97,9 @@ class Inference:
             return
         orders = self._orders
         if self.policy_version is not None:
-            await self._greet_with(node, POLICY, {"policy_version": self.policy_version})
+            status = await self._greet_with(node, STATUS, method="GET")
+            if _urls(status.said.get("engines") or []) <= self._versioned:
+                await self._greet_with(node, POLICY, {"policy_version": self.policy_version})
         await self._greet_with(node, f"{PAUSE}?timeout_seconds=0" if self.paused else RESUME)
         self._heard[node_id] = orders
 
@@ -100,10 +107,11 @@ class Inference:
         """It has a new process, which has heard nothing, or did not do what it heard."""
         self._heard[node_id] = 0
 
-    async def _greet_with(self, node: _Node, path: str, body: JsonObject | None = None) -> None:
-        answer = await self._ask(node, "POST", path, body, GREETING_S)
+    async def _greet_with(self, node: _Node, path: str, body: JsonObject | None = None, *, method: str = "POST") -> _Answer:
+        answer = await self._ask(node, method, path, body, GREETING_S)
         if answer.status == 0:
             raise RolloutError(f"the node's control API cannot be reached: {answer.said['error']}", code="node_unreachable", status=503)
+        return answer
 
     async def _find(self, node_id: str) -> _Node | None:
         found = await self._service.database.read(_up)
@@ -168,6 +176,10 @@ def _engines(reports: list[JsonObject]) -> list[JsonObject]:
             known = found.setdefault(key, {**one, "urls": []})
             known["urls"] += [url for url in one.get("urls") or () if url not in known["urls"]]
     return list(found.values())
+
+
+def _urls(engines: list[JsonObject]) -> set[str]:
+    return {url for one in engines if one.get("trained", True) for url in one.get("urls") or ()}
 
 
 def inference_endpoints(inference: Inference) -> list[Endpoint]:
