@@ -383,7 +383,7 @@ def compare(arguments: argparse.Namespace, device: torch.device) -> list[dict[st
             found.append(row)
             print(
                 f"{shape.name if way in ('padded', 'packed') and way == next(iter(measured)) else '':<26}{way:<8}{seconds:>9.3f}"
-                f"{row['trained tokens/s']:>11,.0f}{row['ids/s']:>10,.0f}{row['mfu']:>7.1%}{memory / 2**30:>7.2f}",
+                f"{row['trained tokens/s']:>11,.0f}{row['ids/s']:>10,.0f}{row['mfu']:>7.1%}{f'{memory / 2**30:.2f}' if memory else '-':>7}",
                 flush=True,
             )
     return found
