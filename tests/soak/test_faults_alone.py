@@ -51,4 +51,7 @@ async def test_alone_with_containers(kind: FaultKind, tmp_path: Path, qwen3_toke
     plan = of(agents, Fault(kind, 0, 1 if kind == "harness_killed" else 2), backends=("docker",))
     report = await carry_out(plan, tmp_path, qwen3_tokenizer_dir, timeout_s=180)
     assert report.table == plan.table()
-    assert report.struck == Counter({kind: 1}) + Counter(harness_killed=1)
+    others = report.struck - Counter({kind: 1})
+    assert others["harness_killed"] >= 1, "the agent that is killed in every attempt"
+    again = 1 if kind in ("node_killed", "service_killed") else 0  # an attempt that was lost with its node is made, and killed, again
+    assert others <= Counter(harness_killed=1 + again)

@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from polar.train.parallel import join
 
+pytestmark = pytest.mark.real
+
 TOGETHER = parallel_work.TOGETHER
 EXACT = [(case, sharding) for case, sharding in TOGETHER if "bfloat16" not in case]
 ROUNDED = [(case, sharding) for case, sharding in TOGETHER if "bfloat16" in case]

@@ -34,6 +34,7 @@ TOOLS = [
     }
 ]
 SESSIONS = 4
+EPOCHS = 10
 
 
 async def session(gateway: Gateway, client: aiohttp.ClientSession, number: int) -> str:
@@ -87,13 +88,12 @@ def test_a_models_own_sessions_become_likelier(tmp_path: Path, form: str) -> Non
     pairs = list(zip(rows[form].samples, rows["tokens"].samples, strict=True))
     equal = [np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.mask, theirs.mask) for ours, theirs in pairs]
     assert all(equal) or form == "chat"
-    flags = ["--epochs", "6", "--lr", "1e-3", "--batch-tokens", "4000", "--schedule", "constant"]
+    flags = ["--epochs", str(EPOCHS), "--lr", "5e-4", "--batch-tokens", "4000", "--schedule", "constant"]
     result = CliRunner().invoke(app, ["sft", "tiny-qwen3", str(tmp_path / form), "-o", str(tmp_path / "out"), *flags])
     assert result.exit_code == 0, result.output
     losses = [line["loss"] for line in read_metrics(tmp_path / "out") if "loss" in line]
-    assert losses[-1] is not None
-    assert losses[0] is not None
-    assert losses[-1] < 0.8 * losses[0]
+    epochs = np.array(losses, dtype=float).reshape(EPOCHS, -1).mean(axis=1)  # batches differ too much to be compared one by one
+    assert epochs[-1] < 0.8 * epochs[0], epochs
 
 
 @pytest.mark.real
