@@ -41,6 +41,7 @@ soak: $(BIN)/polar  ## The fault test at full size: 200 sessions for each of SEE
 bench: $(BIN)/polar
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/rollout.py
+	$(BIN)/python bench/train.py
 
 docs: $(BIN)/polar  ## docs/reference.md and the tables that are made from the code.
 	$(BIN)/python scripts/make_reference.py
