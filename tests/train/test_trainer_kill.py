@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 import signal
 import time
@@ -14,6 +12,7 @@ import orjson
 import pytest
 import trainer_child
 from safetensors.torch import load_file
+from trainer_fork import forked
 from trainer_parts import recorded_group, tiny_model
 
 from polar.train.checkpoints import latest, load_run
@@ -35,19 +34,14 @@ def recorded(path: Path, groups: int) -> Path:
 
 
 class Run:
-    """One run, in as many processes as it takes. They are forked from a server that has the libraries loaded: a start takes no time, and
-    each is a process of its own, to be killed as such."""
+    """One run, in as many processes as it takes."""
 
     def __init__(self, steps: int, model: Path, groups: Path) -> None:
         self.steps = steps
         self._arguments = (str(model), str(groups), steps)
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["trainer_child"])
 
     def start(self, output: Path) -> BaseProcess:
-        process = self._context.Process(target=trainer_child.main, args=(str(output), *self._arguments))
-        process.start()
-        return process
+        return forked(trainer_child.main, str(output), *self._arguments)
 
     def finish(self, output: Path) -> float:
         """Goes on to the end; the seconds that took."""
@@ -95,14 +89,6 @@ def killed_and_undisturbed(folder: Path, steps: int, kills: int, seed: int) -> N
     assert all(first[name].equal(second[name]) for name in first)
 
 
-@pytest.fixture(autouse=True)
-def found_by_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-@pytest.mark.real
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_twice_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
     killed_and_undisturbed(tmp_path, steps=14, kills=2, seed=1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,13 @@ class Noting(Trainer):
         await super()._train(groups, collect_s)
 
 
-async def main() -> None:
-    folder, model, url, token, steps = sys.argv[1:]
+def main(folder: str, model: str, url: str, token: str, steps: int) -> None:
     torch.set_num_threads(1)
-    path = Path(folder)
-    settings = config(model=model, steps=int(steps), batch={"groups": 2, "samples": 2}, max_staleness=1, checkpoints={"every": 3})
+    asyncio.run(_train(Path(folder), model, url, token, steps))
+
+
+async def _train(path: Path, model: str, url: str, token: str, steps: int) -> None:
+    settings = config(model=model, steps=steps, batch={"groups": 2, "samples": 2}, max_staleness=1, checkpoints={"every": 3})
     place = checkpoints.latest(path / "checkpoints")
     learner = make_learner(settings, Solo(), place)
     state = RunState() if place is None else checkpoints.restore(place, learner)
@@ -49,8 +50,4 @@ async def main() -> None:
         with open_metrics(path, resumed_step=state.batches if place else -1) as metrics:
             parts = Parts(learner, ServiceSource(client, request_of, "live"), metrics)
             summary = await Noting(settings, parts, path, state).run()
-    print(f"ended {summary.ended} after {summary.steps}", flush=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+    assert (summary.ended, summary.steps) == ("done", steps)
