@@ -1,0 +1,50 @@
+"""`train()` in two pieces is `train()` in one, whatever is trained: whole, an adapter, masters under bfloat16, against a reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from trainer_parts import recorded_group, tiny_model
+
+from polar.train import TrainConfig, train
+from polar.train.metrics import read_metrics
+
+
+def run(folder: Path, data: Path, steps: int, **more: Any) -> Path:
+    settings: dict[str, Any] = {
+        "model": {"name": str(data / "model"), **more.pop("model", {})},
+        "recorded": str(data / "groups.jsonl"),
+        "steps": steps,
+        "output": str(folder),
+        "batch": {"groups": 2, "samples": 2},
+        "optimisation": {"lr": 1e-2, "token_budget": 64},
+    }
+    summary = train(TrainConfig.model_validate({**settings, **more}))
+    assert summary is not None
+    assert summary.steps == steps
+    assert summary.checkpoint is not None
+    return summary.checkpoint
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"model": {"lora": {"r": 4}}}, {"model": {"dtype": "bfloat16"}}, {"loss": {"beta": 0.1}}],
+    ids=["whole", "lora", "bfloat16", "reference"],
+)
+def test_a_run_in_two_pieces_is_the_run_in_one(more: dict[str, Any], tmp_path: Path) -> None:
+    tiny_model(tmp_path / "model")
+    lines = [result.model_dump_json() for number in range(8) for result in recorded_group(number).results]
+    (tmp_path / "groups.jsonl").write_text("\n".join(lines))
+    one = run(tmp_path / "one", tmp_path, 4, **more)
+    run(tmp_path / "two", tmp_path, 2, **more)
+    two = run(tmp_path / "two", tmp_path, 4, **more)
+    losses = [[line["step/loss"] for line in read_metrics(tmp_path / name)] for name in ("one", "two")]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
+    (file,) = [path.name for path in (one / "model").glob("*.safetensors")]
+    first, second = (load_file(place / "model" / file) for place in (one, two))
+    assert first.keys() == second.keys()
+    assert all(first[name].equal(second[name]) for name in first)
