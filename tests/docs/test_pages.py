@@ -195,7 +195,10 @@ def test_files_and_modules_that_are_named_exist(page: Path) -> None:
     for path in re.findall(r"`((?:tests|src|scripts|bench|docs)/[\w./-]+)`", text):
         if "NAME" not in path and path != "tests/test.sh":  # a task's
             assert (ROOT / path).exists(), f"{page.name} names {path}"
+    numbers = (ROOT / "src" / "polar" / "train" / "figures.py").read_text()  # metrics of the trainer are called alike
     for path in re.findall(r"`((?:rollout|runtime|evaluator|harness|trajectory|gateway|tokens)/[\w./]+)`", text):
+        if page.name == "training.md" and path.removesuffix("...") in numbers:
+            continue
         assert (ROOT / "src" / "polar" / path).exists() or (ROOT / path).exists(), f"{page.name} names {path}"
     for name in re.findall(r"`(polar\.[\w.]+)`", text):
         if name not in ("polar.yaml", "polar.db", "polar.builders"):  # files, and a group of entry points
