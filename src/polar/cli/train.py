@@ -33,7 +33,7 @@ def train(
     ] = None,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="debug, info, warning or error.")] = "warning",
 ) -> None:
-    """Train a model by GRPO through real harnesses. Started again with the same output, it goes on where it was.
+    """Train a model by GRPO through real harnesses. Started again with the same --output, it goes on where it was.
 
     Ctrl-C finishes the step and writes a checkpoint. Exits with 0 when the run is done or was stopped, with 2 where it could not go on.
     """
@@ -61,7 +61,8 @@ def train(
         summary = run(settings, progress=screen, tell=lambda outcome: _tell(screen.say, outcome))
     assert summary is not None
     show_evaluations(summary.folder / "evaluations", settings)
-    ended = {"done": "done", "stopped": "stopped; the same command goes on", "no_more_groups": "the recorded groups are used up"}
+    goes_on = "the same command goes on" if settings.output else f"polar train --resume {summary.folder} goes on"
+    ended = {"done": "done", "stopped": f"stopped ({goes_on})", "no_more_groups": "the recorded groups are used up"}
     where = f"; checkpoint: {summary.checkpoint}" if summary.checkpoint else ""
     say(f"{ended[summary.ended]} after step {summary.steps} of {settings.steps}, policy version {summary.policy_version}{where}")
 
