@@ -174,6 +174,8 @@ class LossSection(_Strict):
     """The largest weight of truncated importance sampling between engine and trainer; `None` leaves it out."""
     beta: float = Field(default=0.0, ge=0)
     """Of the KL term; beyond 0 a frozen copy of the starting model is kept in memory."""
+    unbiased_kl: bool = False
+    """The KL term is multiplied with the ratio: its gradient is without bias away from the proximal policy, too."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bounds the loss of tokens with a negative advantage, too."""
     aggregation: Aggregation = "token_mean"
