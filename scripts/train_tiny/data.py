@@ -28,7 +28,7 @@ TAIL = 120
 @dataclass(frozen=True)
 class Harness:
     """What stands before the instruction: the recorded messages and tools, and the paths in them that differ from run to run (so does the
-    date)."""
+    date). One without messages has no prompt at all."""
 
     name: str
     messages: list[JsonObject]
@@ -127,6 +127,7 @@ def packed(
     failures: float,
     name: str = "pi",
     width: int = WIDTH,
+    content: float = CONTENT,
 ) -> Iterator[list[tuple[list[int], list[bool]]]]:
     """Endless rows: whole dialogues under the harness `name`, one after another, of at most `width` ids together."""
     tasks = instances(seed, held_out=False, families=families)
@@ -135,7 +136,7 @@ def packed(
         task = next(tasks)
         if name == "pi":
             more = row(render, *dialogue(task, rng, failures=failures))
-        elif rng.random() < CONTENT:
+        elif rng.random() < content:
             more = content_row(render, render._tokenizer, task, rng)
         else:
             more = row(render, *codex_dialogue(task, rng, failures=failures))
@@ -172,16 +173,17 @@ def batches(
     failures: float,
     families: tuple[str, ...] = FAMILIES,
     width: int = WIDTH,
+    content: float = CONTENT,
 ) -> Iterator[Batch]:
     """Endless batches of training instances, the harnesses in turn. `prefix`: `none`, `part` (a random stretch of the harness's prompt and
     its end) or `full`."""
     rng = random.Random(seed)
-    streams = [packed(render, rng, families, seed + number, failures, one.name, width) for number, one in enumerate(harnesses)]
+    streams = [packed(render, rng, families, seed + number, failures, one.name, width, content) for number, one in enumerate(harnesses)]
     while True:
         for harness, stream in zip(harnesses, streams, strict=True):
             made = [next(stream) for _ in range(rows)]
             before: list[int] | None = None
-            if prefix != "none":
+            if prefix != "none" and harness.messages:
                 before = prefix_ids(render, harness, *random_paths(rng), random_day(rng))
                 if prefix == "part":
                     length = rng.randint(64, 384)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import WIDTH, Batch, Harness, batches, renderer
+from data import CONTENT, WIDTH, Batch, Harness, batches, renderer
 from dialogues import dialogue, text_of
 from network import build, loss
 from prompts import Recorded, record
@@ -54,6 +54,8 @@ class Stage:
     harnesses: tuple[str, ...] = ("pi",)
     """In turn, one a step."""
     width: int = WIDTH
+    content: float = CONTENT
+    """The share of dialogues under Codex of which only the content is learned. The last round teaches the odds of the protocols."""
     through: int = 1
     """Every how many rounds of the harnesses the gradient goes through the prefix, too."""
 
@@ -75,11 +77,14 @@ ROUNDS = (
     Round(0.4, (Stage("full", 160, 10),)),
 )
 BOTH = ("codex", "codex", "pi")
-"""Codex's prompt is four times as long, and new."""
+"""Codex's prompt is four times as long, and new. `bare` is Pi's dialogues without any prompt: what was known of them would be lost else."""
 CODEX_ROUNDS = (
     Round(0.5, (Stage("part", 120, 16, FAMILIES, ("codex", "pi")), Stage("full", 150, 8, FAMILIES, BOTH, through=3))),
     Round(0.4, (Stage("full", 90, 8, FAMILIES, BOTH, through=3),)),
     Round(0.6, (Stage("full", 180, 6, FAMILIES, BOTH, 400, through=4),)),
+    Round(0.5, (Stage("full", 150, 6, FAMILIES, BOTH, 400, through=4),)),
+    Round(0.4, (Stage("full", 100, 6, FAMILIES, (*BOTH, "bare"), 400, through=4),)),
+    Round(0.15, (Stage("full", 40, 6, FAMILIES, ("codex", "bare", "codex", "pi"), 400, through=4, content=0.2),)),
 )
 PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
 
@@ -137,6 +142,7 @@ def train(
     model: Qwen3ForCausalLM, tokenizer: Any, harnesses: dict[str, Harness], rounds: tuple[Round, ...], work: Path, save_every: int
 ) -> None:
     render = renderer(tokenizer)
+    harnesses = {**harnesses, "bare": Harness("pi", [], [], "", "")}
     stages = [stage for one in rounds for stage in one.stages]
     total = sum(stage.steps for stage in stages)
     steppers = optimisers(model)
@@ -159,7 +165,15 @@ def train(
         seed = 1000 * (index + 1) + at
         chosen = [harnesses[name] for name in stage.harnesses]
         feed = batches(
-            render, chosen, rows=stage.rows, prefix=stage.prefix, families=stage.families, width=stage.width, seed=seed, failures=FAILURES
+            render,
+            chosen,
+            rows=stage.rows,
+            prefix=stage.prefix,
+            families=stage.families,
+            width=stage.width,
+            content=stage.content,
+            seed=seed,
+            failures=FAILURES,
         )
         clock, seen, hits, losses = time.monotonic(), 0, 0.0, 0.0
         for now in range(at, step + stage.steps):
@@ -220,7 +234,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
         stop, pad = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>")
         model = build(len(tokenizer), CONTEXT, stop=stop, pad=pad, seed=0)
-        rounds = ROUNDS + CODEX_ROUNDS
+        rounds: tuple[Round, ...] = ROUNDS + CODEX_ROUNDS
     else:
         tokenizer_folder = options.start_from
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)

@@ -46,8 +46,8 @@ def outcome(step: int, codex: Sequence[float | None], pi: Sequence[float | None]
 
 
 STEPS = [
-    {"step": 1, "sessions": 16, "reward/mean": 0.2, "gate/mean": 1e-6, "gate/largest": 3e-6, "gate/tokens": 90, "step/mismatch": -1e-9},
-    {"step": 2, "sessions": 16, "reward/mean": 0.6, "gate/mean": 2e-6, "gate/largest": 2e-6, "gate/tokens": 90, "step/mismatch": 1e-9},
+    {"step": 1, "sessions": 16, "reward/codex": 0.2, "gate/mean": 1e-6, "gate/largest": 3e-6, "gate/tokens": 90, "step/mismatch": -1e-9},
+    {"step": 2, "sessions": 16, "reward/codex": 0.6, "gate/mean": 2e-6, "gate/largest": 2e-6, "gate/tokens": 90, "step/mismatch": 1e-9},
 ]
 TOKENS = {"tokens/sampled": 100, "tokens/in_rows": 90, "tokens/stepped": 60, "tokens/stale": 10, "tokens/dropped/zero_variance": 20}
 STEPS = [{**values, **TOKENS, "tokens/ledger/title": 10} for values in STEPS]

@@ -122,6 +122,14 @@ def test_harnesses_take_turns(scripts: dict[str, ModuleType], tokenizer: Any) ->
     assert ["Be exact." in text for text in prefixes] == [True, False, True, False]
 
 
+def test_a_harness_without_messages_has_no_prompt(scripts: dict[str, ModuleType], tokenizer: Any) -> None:
+    data = scripts["data"]
+    bare = data.Harness("pi", [], [], "", "")
+    feed = data.batches(data.renderer(tokenizer), [harness(data), bare], rows=2, prefix="full", seed=1, failures=0.1, width=400)
+    assert [next(feed).prefix is None for _ in range(2)] == [False, True]
+    assert next(feed).rows.shape == (2, 400)
+
+
 def test_only_what_the_model_samples_in_right_turns_is_learned(scripts: dict[str, ModuleType], tokenizer: Any) -> None:
     render = scripts["data"].renderer(tokenizer)
     task = next(instances(1, held_out=False, families=("write",)))

@@ -75,7 +75,11 @@ def _learn(console: Console, choice: Choice, folder: Path, began: float) -> None
     config = learn.settings(folder, size, seed=choice.seed, shuffled=choice.shuffled)
     title = named(learn.LEARNED).title
     steps = "one step" if size.steps == 1 else f"{size.steps} steps"
-    console.print(f"\n[bold]GRPO[/]: {steps} under {title}, whose protocol {learn.MODEL} hardly knows; {size.samples} sessions a task")
+    known = named(learn.KNOWN).title
+    console.print(
+        f"\n[bold]GRPO[/]: {steps} under {title}, whose protocol {learn.MODEL} hardly knows, and, one group in four, under {known}, whose "
+        f"protocol it knows; {size.samples} sessions a group"
+    )
     if choice.shuffled:
         console.print("[yellow]control: rewards are shuffled within each group, so nothing can be learned from them[/]")
     with DemoScreen(console, size.steps) as screen:

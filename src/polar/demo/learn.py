@@ -1,4 +1,4 @@
-"""The demo's run: GRPO under a harness whose protocol the bundled model hardly knows, evaluated there and under one that it knows well.
+"""The demo's run: GRPO under a harness whose protocol the bundled model hardly knows and, now and then, under one that it knows well.
 
 Only the settings, and what is read back of them: the run itself is `polar train`'s, with nothing of its own. Everything is counted in steps
 and sessions, never in time.
@@ -19,7 +19,9 @@ from polar.train.evaluation import Outcome, read_outcome, results_file
 
 MODEL = "tiny-qwen3"
 LEARNED, KNOWN = "codex", "pi"
-"""The harness that is trained under, and the one that the model knows already."""
+"""The harness whose protocol is to be learned, and the one whose protocol the model knows already."""
+MIX = {LEARNED: 3.0, KNOWN: 1.0}
+"""Groups of either. What is learned under one would leak into the other: sessions there tell, and are trained on, too."""
 CODEX_SETTINGS: dict[str, Any] = {"features.multi_agent": False, "features.goals": False, "skills.include_instructions": False}
 """Codex's smallest request: its own prompt and its four plain tools, 5,100 tokens in the bundled tokenizer."""
 AGREE = 1e-3
@@ -52,7 +54,7 @@ def settings(folder: Path, size: Size, *, seed: int = 0, shuffled: bool = False,
         {
             "model": model,
             "tasks": {"train": str(train), "held_out": str(held_out)},
-            "harnesses": [LEARNED],
+            "harnesses": MIX,
             "steps": size.steps,
             "output": str(folder / "run"),
             "seed": seed,
@@ -67,7 +69,7 @@ def settings(folder: Path, size: Size, *, seed: int = 0, shuffled: bool = False,
             },
             "batch": {"groups": size.groups, "samples": size.samples, "most_groups": size.groups + max(1, size.groups // 2)},
             "max_staleness": 1,
-            "optimisation": {"lr": size.lr, "weight_decay": 0.0, "token_budget": 65_536},
+            "optimisation": {"lr": size.lr, "schedule": "linear", "weight_decay": 0.0, "token_budget": 65_536},
             "gate": {"rows": 4, "mean": AGREE, "largest": AGREE},
             "evaluation": {
                 "before": evaluated,

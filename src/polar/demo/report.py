@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.demo import kinds
-from polar.demo.learn import AGREE, KNOWN, LEARNED, Learned
+from polar.demo.learn import AGREE, LEARNED, Learned
 from polar.demo.plot import Curve, Point, bar, svg, text
 from polar.harness import registered
 from polar.train.evaluation import Outcome
@@ -37,8 +37,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`curve`: the mean reward of the training sessions of each step. `tokens`: sampled = in_rows + ledger, in_rows = stepped + stale +
-    dropped. `gate_mean`, `gate_largest`: the largest of all steps, in nats."""
+    """`curve`: what the training sessions under the learned harness earned, by step. `tokens`: sampled = in_rows + ledger, in_rows =
+    stepped + stale + dropped. `gate_mean`, `gate_largest`: the largest of all steps, in nats."""
 
     seed: int
     shuffled: bool
@@ -69,7 +69,7 @@ def summarise(learned: Learned, *, seconds: float = 0.0) -> Summary:
         steps=len(steps),
         sessions=int(_total(steps, "sessions")),
         sides=sides,
-        curve=[values["reward/mean"] for values in steps if "reward/mean" in values],
+        curve=[values[f"reward/{LEARNED}"] for values in steps if f"reward/{LEARNED}" in values],
         tokens=_tokens(steps),
         gate_mean=max((values["gate/mean"] for values in steps if values.get("gate/tokens")), default=0.0),
         gate_largest=max((values["gate/largest"] for values in steps if values.get("gate/tokens")), default=0.0),
@@ -163,8 +163,8 @@ def _results(summary: Summary) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, side in summary.sides.items():
         style = "bold green" if side.change.low > 0 else "red" if side.change.high < 0 else ""
-        role = "trained under" if name == LEARNED else "not trained under" if name == KNOWN else ""
-        table.add_row(f"{_title(name)} ({role})", str(side.before), str(side.after), Text(_signed(side.change), style))
+        role = "to be learned" if name == LEARNED else "known already"
+        table.add_row(f"{_title(name)}, {role}", str(side.before), str(side.after), Text(_signed(side.change), style))
     return table
 
 

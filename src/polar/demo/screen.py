@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.text import Text
 
+from polar.demo.learn import LEARNED
 from polar.demo.plot import bar
 from polar.train.evaluation import Outcome
 from polar.train.progress import Screen
@@ -24,10 +25,10 @@ class DemoScreen(Screen):
         self._all = steps
 
     def stepped(self, step: int, values: Mapping[str, float]) -> None:
-        share = values.get("reward/mean", 0.0)
+        share = values.get(f"reward/{LEARNED}", values.get("reward/mean", 0.0))
         line = Text(f"  step {step:2d} of {self._all}  ")
         line.append(f"{bar(share, 30):<30}", "green")
-        line.append(f" {share:4.0%} of {values.get('sessions', 0):.0f} sessions passed", "bold")
+        line.append(f" {share:4.0%} of its sessions under {LEARNED} passed", "bold")
         took = f"{values.get('time/collect_s', 0):.0f} s sessions + {values.get('time/step_s', 0):.0f} s step"
         agree = f"log-probabilities agree within {values.get('gate/largest', 0.0):.0e}"
         line.append(f"   {values.get('tokens/stepped', 0):,.0f} tokens trained, {agree}, {took}", "dim")
