@@ -11,7 +11,8 @@ from html import escape
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 380, 56, 150, 44, 44
 COLOURS = ("#d1495b", "#00798c", "#edae49", "#66a182")
-BARS = " ▁▂▃▄▅▆▇█"
+BARS = " ▏▎▍▌▋▊▉"
+MARKS = "●◆▲■"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +88,24 @@ def _drawn(curve: Curve, colour: str, steps: int, label_y: int) -> list[str]:
     return parts
 
 
-def text(curves: Sequence[Curve], steps: int, *, width: int = 60, height: int = 10) -> list[str]:
-    """The same in characters: `height` lines of `width` columns with an axis, then a line that names each curve's mark."""
+def text(curves: Sequence[Curve], steps: int, *, width: int = 64, height: int = 13) -> list[str]:
+    """The same in characters: `height` lines of `width` columns with an axis, then a line that names each curve's mark. Where marks meet,
+    an earlier curve's is seen."""
     grid = [[" "] * width for _ in range(height)]
-    marks = "●◆▲■"
-    for number, curve in enumerate(curves):
-        mark = "·" if curve.dashed else marks[number % len(marks)]
+
+    def place(step: float, share: float | None, sign: str, *, over: str) -> None:
+        """Draws `sign` where nothing stands, or one of `over`."""
+        if share is not None:
+            row = height - 1 - round((height - 1) * min(1.0, max(0.0, share)))
+            column = round((width - 1) * step / max(1, steps))
+            if grid[row][column] in over:
+                grid[row][column] = sign
+
+    for number, curve in reversed(list(enumerate(curves))):
         for point in curve.points:
-            column = round((width - 1) * point.step / max(1, steps))
-            for share, sign in ((point.low, "╷"), (point.high, "╵"), (point.share, mark)):
-                if share is not None:
-                    row = height - 1 - round((height - 1) * min(1.0, max(0.0, share)))
-                    grid[row][column] = sign if sign == mark or grid[row][column] == " " else grid[row][column]
+            place(point.step, point.share, _mark(number, curve), over=" ╷╵·" + MARKS)
+            place(point.step, point.high, "╷", over=" ")
+            place(point.step, point.low, "╵", over=" ")
     lines = []
     for row, cells in enumerate(grid):
         share = (height - 1 - row) / (height - 1)
@@ -106,8 +113,11 @@ def text(curves: Sequence[Curve], steps: int, *, width: int = 60, height: int = 
         lines.append(f"{label} ┤{''.join(cells)}".rstrip())
     lines.append("     └" + "─" * width)
     lines.append("      0" + f"{steps} steps".rjust(width - 1))
-    names = [f"{'·' if curve.dashed else marks[number % len(marks)]} {curve.name}" for number, curve in enumerate(curves)]
-    return [*lines, "      " + "   ".join(names)]
+    return [*lines, "      " + "   ".join(f"{_mark(number, curve)} {curve.name}" for number, curve in enumerate(curves))]
+
+
+def _mark(number: int, curve: Curve) -> str:
+    return "·" if curve.dashed else MARKS[number % len(MARKS)]
 
 
 def bar(share: float, width: int = 10) -> str:

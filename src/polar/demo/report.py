@@ -158,13 +158,13 @@ def facts(summary: Summary) -> list[str]:
 def _results(summary: Summary) -> Table:
     tasks = next(iter(summary.sides.values())).before.tasks
     table = Table(title=f"pass@1 on {tasks} held-out tasks, with 95% intervals")
-    table.add_column("harness")
-    for name in ("before", "after", "change"):
+    table.add_column("harness", min_width=13)
+    for name in ("before", "after", "change, points"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, side in summary.sides.items():
         style = "bold green" if side.change.low > 0 else "red" if side.change.high < 0 else ""
         role = "to be learned" if name == LEARNED else "known already"
-        table.add_row(f"{_title(name)}, {role}", str(side.before), str(side.after), Text(_signed(side.change), style))
+        table.add_row(f"{_title(name)}\n[dim]{role}[/]", str(side.before), str(side.after), Text(_signed(side.change), style))
     return table
 
 
@@ -174,28 +174,27 @@ def _where(summary: Summary) -> Table:
     for name in summary.sides:
         table.add_column(f"{_title(name)}, before", justify="right")
         table.add_column("after", justify="right")
-        table.add_column("", min_width=10)
+        table.add_column("", min_width=8)
     families = sorted({family for side in summary.sides.values() for family in (*side.families_before, *side.families_after)})
     for family in families:
         cells: list[str] = []
         for side in summary.sides.values():
             before, after = side.families_before.get(family, (0, 0)), side.families_after.get(family, (0, 0))
-            cells += [f"{before[0]}/{before[1]}", f"{after[0]}/{after[1]}", bar(after[0] / max(1, after[1]))]
+            cells += [f"{before[0]}/{before[1]}", f"{after[0]}/{after[1]}", bar(after[0] / max(1, after[1]), 8)]
         table.add_row(family, *cells)
     return table
 
 
 def _kinds(summary: Summary) -> Table:
     table = Table(title="What became of the sessions")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in summary.sides:
         table.add_column(f"{_title(name)}, before", justify="right")
         table.add_column("after", justify="right")
-    table.add_column("what that is", style="dim")
     for name in kinds.KINDS:
         cells = [str(side.get(name, 0)) for one in summary.sides.values() for side in (one.kinds_before, one.kinds_after)]
         if any(cell != "0" for cell in cells):
-            table.add_row(name, *cells, kinds.MEANING[name])
+            table.add_row(name, *cells)
     return table
 
 
@@ -204,4 +203,4 @@ def _title(name: str) -> str:
 
 
 def _signed(change: Estimate) -> str:
-    return f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    return f"{100 * change.mean:+.0f} [{100 * change.low:+.0f}, {100 * change.high:+.0f}]"
