@@ -33,6 +33,7 @@ from sample import evaluate
 from tokenizer import CONTEXT, save_tokenizer, train_tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from polar.demo.learn import CODEX_SETTINGS
 from polar.harness.install import npm_install
 from polar.tasks.files import FAMILIES, WORDS, instances
 
@@ -87,9 +88,6 @@ CODEX_ROUNDS = (
     Round(0.15, (Stage("full", 40, 6, FAMILIES, ("codex", "bare", "codex", "pi"), 400, through=4, content=0.2),)),
 )
 PEAK_MATRIX, PEAK_OTHER, WARM_UP = 6e-3, 3e-3, 50
-
-CODEX_SETTINGS: dict[str, Any] = {"features.multi_agent": False, "features.goals": False, "skills.include_instructions": False}
-"""The smallest request that Codex sends: its own prompt and its four plain tools. The demo runs it so."""
 
 
 def rate(step: int, rounds: tuple[Round, ...]) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from polar.chat import JsonObject
@@ -15,14 +15,9 @@ from polar.rollout.models import SessionResult
 
 Kind = Literal["passed", "wrong tool", "wrong arguments", "no tool call", "wrong result", "no outcome"]
 KINDS: tuple[Kind, ...] = ("passed", "wrong tool", "wrong arguments", "no tool call", "wrong result", "no outcome")
-MEANING: Mapping[Kind, str] = {
-    "passed": "did the task",
-    "wrong tool": "called a tool that the harness does not have",
-    "wrong arguments": "called a tool of the harness with arguments that it refuses",
-    "no tool call": "answered with text, or with a call that nobody can read",
-    "wrong result": "spoke the protocol and did something else than asked",
-    "no outcome": "the infrastructure failed it; in no number",
-}
+"""*Wrong tool*: one that the harness does not have. *Wrong arguments*: a tool of the harness with arguments that it refuses. *No tool call*:
+text, or a call that nobody can read. *Wrong result*: spoke the protocol and did something else than asked. *No outcome*: the infrastructure
+failed it; in no number."""
 
 _NO_SUCH_TOOL = re.compile(r"unsupported call: |Tool \S+ not found")
 _REFUSED = re.compile(r"failed to parse function arguments|Validation failed for tool")
