@@ -15,7 +15,8 @@ from polar.rollout.models import SessionResult
 
 Kind = Literal["passed", "wrong tool", "wrong arguments", "no tool call", "wrong result", "no outcome"]
 KINDS: tuple[Kind, ...] = ("passed", "wrong tool", "wrong arguments", "no tool call", "wrong result", "no outcome")
-"""*Wrong tool*: one that the harness does not have. *Wrong arguments*: a tool of the harness with arguments that it refuses. *No tool call*:
+"""*Wrong tool*: one that the harness does not have. *Wrong arguments*: a tool of the harness with arguments that it refuses. *No tool
+call*:
 text, or a call that nobody can read. *Wrong result*: spoke the protocol and did something else than asked. *No outcome*: the infrastructure
 failed it; in no number."""
 
