@@ -36,6 +36,11 @@ def test_a_group_that_agrees_is_dropped_or_exactly_zero_never_a_quotient_of_nois
     assert list(advantages(same, Advantage("leave_one_out", zero_variance="keep")).values.values()) == [0.0, 0.0]
 
 
+def test_without_a_baseline_rewards_that_agree_are_not_divided_by_nothing() -> None:
+    assert list(advantages(group(1, 1), Advantage("none")).values.values()) == [1.0, 1.0]
+    assert list(advantages(group(1), Advantage("none")).values.values()) == [1.0]
+
+
 def test_a_rollout_without_reward_is_in_no_statistic() -> None:
     found = advantages(group(1, None, 0), Advantage(scale="none"))
     assert list(found.values.values()) == [0.5, -0.5]

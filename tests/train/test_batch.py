@@ -75,6 +75,20 @@ def test_rows_with_rewards_of_their_own_are_compared_by_them() -> None:
     assert [row.advantage for row in batch.rows] == [0.75, -0.25, -0.25]
 
 
+def test_rows_of_sessions_that_agree_are_compared_without_a_division_by_nothing() -> None:
+    one = group(session("a", 0.5, row_rewards=[1.0, 0.0]), session("b", 0.5))
+    batch = make_batch([one], replace(PLAIN, advantage=Advantage(zero_variance="keep")), policy_version=0)
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5, 0.0]
+
+
+def test_what_is_no_trajectory_is_refused_with_its_session() -> None:
+    broken = session("a", 1.0)
+    assert broken.trajectory is not None
+    del broken.trajectory["traces"][0]["loss_mask"]
+    with pytest.raises(NotTrainable, match="session a: its trajectory cannot be read: 'loss_mask' is missing"):
+        make_batch([group(broken, session("b", 0.0))], PLAIN, policy_version=0)
+
+
 def test_tokens_of_too_old_a_policy_are_stale() -> None:
     one = group(session("a", 1.0, version="3"), session("b", 0.0, version="5"), session("c", 0.0, version=None))
     batch = make_batch([one], replace(PLAIN, max_staleness=1), policy_version=6)

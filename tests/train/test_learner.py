@@ -117,6 +117,42 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000006"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_run_that_goes_on_with_other_settings_has_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    learner = Learner(policy(dtype=dtype), HOW)
+    learner.step(batch(0))
+    place = save(tmp_path, learner, RunState(1, 1))
+    other = Learner(policy(dtype=dtype), replace(HOW, weight_decay=0.75, betas=(0.5, 0.6), epsilon=1e-3))
+    restore(place, other)
+    assert [group["weight_decay"] for group in other.optimizer.param_groups] == [0.75, 0.0]
+    assert {(group["betas"], group["eps"]) for group in other.optimizer.param_groups} == {((0.5, 0.6), 1e-3)}
+
+
+def test_the_disk_is_cleared_of_what_another_process_left_before_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(policy(), HOW)
+    (tmp_path / ".step-000002.99").mkdir()
+
+    def full(folder: Path) -> None:
+        assert not (tmp_path / ".step-000002.99").exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(learner, "save_model", full)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, learner, RunState(2, 2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_of_steps_that_are_trained_again_do_not_push_out_the_new_ones(tmp_path: Path) -> None:
+    learner = Learner(policy(), HOW)
+    save(tmp_path, learner, RunState(10, 10))
+    save(tmp_path, learner, RunState(20, 20))
+    (tmp_path / "latest").write_text("step-000010")  # killed before it was named
+    place = save(tmp_path, learner, RunState(12, 12), keep=1)
+    assert latest(tmp_path) == place
+    assert place.is_dir()
+    assert not (tmp_path / "step-000020").exists()
+
+
 def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path) -> None:
     learner = Learner(policy(), HOW)
     save(tmp_path, learner, RunState(1, 1))

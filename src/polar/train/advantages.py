@@ -4,6 +4,8 @@ GRPO (Shao et al. 2024, arXiv:2402.03300, section 4.1.2) takes the group's mean 
 RLOO (Ahmadian et al. 2024, arXiv:2402.14740) leaves the rollout itself out of the mean; Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)
 leaves the division out, since it weighs easy and hard tasks more than those between.
 
+Rewards that agree are never divided by their deviation, which is nothing but rounding.
+
 A rollout counts once, however many rows it has. One without a reward (failed by infrastructure, excluded, aborted) is in no statistic.
 """
 
@@ -76,7 +78,7 @@ def advantages(rollouts: Sequence[Rollout], how: Advantage | None = None) -> Adv
         rewards = [float(member.reward or 0.0) for member in members]
         if how.baseline != "none" and len(members) == 1:
             dropped[members[0].id] = "alone"
-        elif max(rewards) - min(rewards) <= how.tolerance and how.baseline != "none":
+        elif how.baseline != "none" and _agree(rewards, how):
             for member in members:
                 if how.zero_variance == "drop":
                     dropped[member.id] = "zero_variance"
@@ -90,11 +92,21 @@ def advantages(rollouts: Sequence[Rollout], how: Advantage | None = None) -> Adv
 def _relative(rewards: list[float], how: Advantage) -> list[float]:
     count, total = len(rewards), math.fsum(rewards)
     mean = total / count
-    scale = 1.0
-    if how.scale == "std":
-        scale = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / count) + how.epsilon
+    scale = spread(rewards, how)
     if how.baseline == "none":
         return [reward / scale for reward in rewards]
     if how.baseline == "leave_one_out":
         return [(reward - (total - reward) / (count - 1)) / scale for reward in rewards]
     return [(reward - mean) / scale for reward in rewards]
+
+
+def spread(rewards: Sequence[float], how: Advantage) -> float:
+    """What differences of a group's rewards are divided by; 1 where `scale` is `none`, or the rewards agree."""
+    if how.scale == "none" or not rewards or _agree(rewards, how):
+        return 1.0
+    mean = math.fsum(rewards) / len(rewards)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) + how.epsilon
+
+
+def _agree(rewards: Sequence[float], how: Advantage) -> bool:
+    return max(rewards) - min(rewards) <= how.tolerance

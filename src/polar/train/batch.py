@@ -10,14 +10,13 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, pstdev
 
 import numpy as np
 
 from polar.chat import JsonObject
 from polar.errors import NotTrainable
 from polar.rollout.models import SessionResult
-from polar.train.advantages import Advantage, Advantages, advantages
+from polar.train.advantages import Advantage, Advantages, advantages, spread
 from polar.train.groups import Group, reward_of, rollouts_of
 from polar.train.rows import Row, row_of
 from polar.train.weights import Aggregation, weights
@@ -81,7 +80,7 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
     """The batch of these groups at this policy version; groups that teach nothing are counted in it, too.
 
     A row's advantage is its rollout's. Where an evaluator gave rows rewards of their own, each row is compared with the group by its own.
-    Raises `NotTrainable` where tokens do not add up, `ValueError` for rewards that are not finite.
+    Raises `NotTrainable` where tokens do not add up and for what is no trajectory, `ValueError` for rewards that are not finite.
     """
     traces: list[Trace] = []
     provenance: list[JsonObject] = []
@@ -98,7 +97,7 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
         for result in shown.results:
             if result.trajectory is None:
                 continue
-            trajectory = Trajectory.from_json(result.trajectory)
+            trajectory = _trajectory(result)
             counted = "sampled_tokens" in (result.trajectory.get("metadata") or {})  # the reference's trajectories do not say
             sampled += trajectory.sampled if counted else trajectory.in_rows + trajectory.ledger.tokens
             for line in trajectory.ledger:
@@ -130,6 +129,14 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
     return Batch(tuple(groups), tuple(rows), tuple(traces), tuple(provenance), counts, taught, ages)
 
 
+def _trajectory(result: SessionResult) -> Trajectory:
+    try:
+        return Trajectory.from_json(result.trajectory or {})
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise NotTrainable(f"session {result.session_id}: its trajectory cannot be read: {why}") from error
+
+
 def _share(trace: Trace, result: SessionResult, found: Advantages, scale: float, shuffled: bool) -> tuple[float | None, str]:
     """A row's advantage, or `None` and why it has none."""
     advantage = found.values.get(result.session_id)
@@ -144,7 +151,7 @@ def _share(trace: Trace, result: SessionResult, found: Advantages, scale: float,
 
 def _scale(group: Group, how: Advantage) -> float:
     rewards = [reward for result in group.results if (reward := reward_of(result)) is not None]
-    return pstdev(rewards, fmean(rewards)) + how.epsilon if how.scale == "std" and len(rewards) > 1 else 1.0
+    return spread(rewards, how)
 
 
 def _shuffled(group: Group, seed: int) -> Group:

@@ -39,12 +39,28 @@ class RunState:
 
 
 def save(folder: Path, learner: Learner, run: RunState, *, keep: int = 2) -> Path:
-    """Writes one and removes all but the newest `keep`. When it returns, it survives a crash of the machine."""
+    """Writes one and removes all but the newest `keep`, and those of later steps: it went on from an earlier one than they are. When it
+    returns, it survives a crash of the machine; when it raises (a full disk), nothing of it is left."""
     folder.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
     name = f"step-{run.batches:06d}"
     making = folder / f".{name}.{os.getpid()}"
-    shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
+    try:
+        _write(making, learner, run)
+    except BaseException:
+        _clear(folder)
+        raise
+    place = folder / name
+    shutil.rmtree(place, ignore_errors=True)
+    making.rename(place)
+    _point(folder, name)
+    _prune(folder, place, keep)
+    return place
+
+
+def _write(making: Path, learner: Learner, run: RunState) -> None:
+    """Everything, synced."""
     learner.save_model(making / "model")
     torch.save(
         {
@@ -62,12 +78,6 @@ def save(folder: Path, learner: Learner, run: RunState, *, keep: int = 2) -> Pat
     for file in making.rglob("*"):
         _sync(file)
     _sync(making)
-    place = folder / name
-    shutil.rmtree(place, ignore_errors=True)
-    making.rename(place)
-    _point(folder, name)
-    _prune(folder, keep)
-    return place
 
 
 def latest(folder: Path) -> Path | None:
@@ -76,7 +86,7 @@ def latest(folder: Path) -> Path | None:
         place = folder / (folder / "latest").read_text().strip()
         if (place / "run.json").is_file():
             return place
-    return max(_complete(folder), default=None)
+    return next(reversed(_complete(folder)), None)
 
 
 def load_run(place: Path) -> RunState:
@@ -111,12 +121,19 @@ def restore(place: Path, learner: Learner) -> RunState:
 def _complete(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(place for place in folder.iterdir() if _NAME.fullmatch(place.name) and (place / "run.json").is_file())
+    found = [place for place in folder.iterdir() if _NAME.fullmatch(place.name) and (place / "run.json").is_file()]
+    return sorted(found, key=lambda place: int(place.name.removeprefix("step-")))
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for place in _complete(folder)[:-keep] if keep else ():
+def _prune(folder: Path, newest: Path, keep: int) -> None:
+    places = _complete(folder)
+    end = places.index(newest) + 1
+    for place in [*places[: max(0, end - keep)], *places[end:]] if keep else ():
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Of what a process that was killed was writing: it may be what fills the disk."""
     for left in folder.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)
 

@@ -9,12 +9,14 @@ model costs 16, and computes at the speed of bfloat16, in the numbers that the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+SETTINGS = ("betas", "eps", "weight_decay")
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -29,14 +31,25 @@ def stepped(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
+@contextmanager
+def _own_settings(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """A state that is loaded brings moments and the present rate, not the settings of the run that saved it: whoever goes on with another
+    weight decay gets it."""
+    before = [{name: group[name] for name in SETTINGS} for group in optimizer.param_groups]
+    yield
+    for group, own in zip(optimizer.param_groups, before, strict=True):
+        group.update(own)
+
+
 class WideAdamW(torch.optim.AdamW):
     """PyTorch's own, which also sees that a state is of its kind."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises `ValueError` for a state with masters: the weights beside it are rounded ones."""
+        """Keeps its own settings. Raises `ValueError` for a state with masters: the weights beside it are rounded ones."""
         if state_dict.get("masters"):
             raise ValueError("it was saved by a run in bfloat16; this one is in float32")
-        super().load_state_dict(state_dict)
+        with _own_settings(self):
+            super().load_state_dict(state_dict)
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -75,11 +88,12 @@ class MasterAdamW(torch.optim.AdamW):
         return {**super().state_dict(), "masters": [master.detach() for _, master in self.pairs]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises `ValueError` for a state without these masters."""
+        """Keeps its own settings. Raises `ValueError` for a state without these masters."""
         masters: Iterable[Tensor] | None = state_dict.get("masters")
         if masters is None:
             raise ValueError("it was saved by a run in float32; this one is in bfloat16")
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "masters"})
+        with _own_settings(self):
+            super().load_state_dict({key: value for key, value in state_dict.items() if key != "masters"})
         with torch.no_grad():
             for (_, master), saved in zip(self.pairs, masters, strict=True):
                 master.copy_(saved)

@@ -109,6 +109,7 @@ def read_groups(path: Path) -> Iterator[Group]:
 
 def _of_trajectory(data: JsonObject) -> SessionResult:
     """A session's reward is the mean of its rows', those without one left out."""
+    data = {**data, "status": data.get("status") or "COMPLETED"}
     metadata = data.get("metadata") or {}
     rewards = [float(row["reward"]) for row in data["traces"] if row.get("reward") is not None]
     first = (data["traces"][0].get("metadata") or {}) if data["traces"] else {}
@@ -118,7 +119,7 @@ def _of_trajectory(data: JsonObject) -> SessionResult:
     return SessionResult(
         session_id=session,
         task_id=str(first.get("group_id") or metadata.get("group_id") or metadata.get("task_id") or session),
-        status=data.get("status") or "COMPLETED",
+        status=data["status"],
         trajectory=data,
         outcome="graded" if rewards else "infrastructure",
         reward=sum(rewards) / len(rewards) if rewards else None,
