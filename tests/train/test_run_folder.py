@@ -46,6 +46,13 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_that_could_not_be_named_leaves_a_folder_to_begin_in(tmp_path: Path) -> None:
+    for left in (".lock", ".run.json.17"):
+        (tmp_path / left).touch()
+    with opened(config(tmp_path)) as run:
+        assert not run.begun
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match="something else than a run"), opened(config(tmp_path)):

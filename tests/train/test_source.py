@@ -130,6 +130,24 @@ async def test_a_run_that_goes_on_finds_its_groups_and_runs_none_twice(tmp_path:
     assert ids[1:] == [[result.session_id for result in group.results] for group in again[:2] if group]
 
 
+async def test_groups_that_were_asked_for_with_other_settings_go_on_as_they_were(tmp_path: Path) -> None:
+    async with world(tmp_path) as (node, client):
+        node.all_open = True
+        before = ServiceSource(client, request_of, "run")
+        before.allow(1)
+        await before.start(0)
+        first = await before.take()
+        await before.aclose()
+        after = ServiceSource(client, lambda number, name: request_of(number, name).model_copy(update={"timeout_seconds": 7.0}), "run")
+        after.allow(1)
+        await after.start(0)
+        again = await after.take()
+        await after.aclose()
+    assert first is not None
+    assert again is not None
+    assert [one.session_id for one in again.results] == [one.session_id for one in first.results]
+
+
 async def test_what_runs_ahead_of_a_checkpoint_is_cancelled_and_rolled_out_when_it_is_due(tmp_path: Path) -> None:
     async with world(tmp_path) as (node, client):
         node.let(0, 1, 2)

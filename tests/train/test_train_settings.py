@@ -73,6 +73,10 @@ def test_short_forms() -> None:
         ({"batch": {"groups": 4, "most_groups": 2}}, "batch.most_groups is less than batch.groups"),
         ({"temperature": float("inf")}, "temperature: Input should be a finite number"),
         ({"model": None}, "model: "),
+        ({"sync": {"adapter": "mine"}}, "sync.adapter: the model is trained whole"),
+        ({"sync": {"adapter": "mine"}, "model": {"name": "m", "lora": {}}}, "sync.adapter: the embedded engine takes no adapters"),
+        ({"optimisation": {"betas": [0.9, 1.0]}}, "optimisation.betas.1: Input should be less than 1"),
+        ({"seed": 1 << 70}, "seed: Input should be less than"),
     ],
 )
 def test_what_is_wrong_is_said_by_name(wrong: dict[str, Any], said: str) -> None:

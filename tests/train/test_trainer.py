@@ -16,6 +16,7 @@ from polar.train import checkpoints
 from polar.train.config import TrainConfig
 from polar.train.groups import Group
 from polar.train.policy import Policy
+from polar.train.progress import Silent
 from polar.train.trainer import Parts, Trainer
 
 GROUPS = [recorded_group(number) for number in range(12)]
@@ -124,6 +125,27 @@ async def test_a_shut_gate_that_only_warns_lets_the_run_go_on(tmp_path: Path) ->
     one, parts = trainer(tmp_path, settings=config(gate={"rows": 4, "mean": 1e-6, "action": "warn"}, steps=1))
     assert (await one.run()).ended == "done"
     assert parts.metrics.of("gate/tokens")[0] == 24  # type: ignore[attr-defined]
+
+
+async def test_a_shut_gate_is_of_the_step_that_was_not_made(tmp_path: Path) -> None:
+    groups = [recorded_group(0), recorded_group(1, version="5")]
+    one, parts = trainer(tmp_path, groups, config(gate={"rows": 2, "mean": 99, "largest": 99}))
+    with pytest.raises(NotTrainable, match="stale_policy"):
+        await one.run()
+    shown = [(step, values["gate/open"]) for step, values in parts.metrics.lines if "gate/open" in values]  # type: ignore[attr-defined]
+    assert shown == [(1, 1.0), (2, 0.0)]
+
+
+async def test_a_gate_that_never_has_anything_to_compare_says_so(tmp_path: Path) -> None:
+    class Says(Silent):
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    said: list[str] = []
+    groups = [recorded_group(number, version=str(max(0, number - 1))) for number in range(8)]
+    one, _ = trainer(tmp_path, groups, config(steps=8, gate={"rows": 2, "mean": 99, "largest": 99}), progress=Says())
+    await one.run()
+    assert len([line for line in said if "the gate had nothing to compare in 5 steps" in line]) == 1
 
 
 async def test_the_gate_looks_at_what_the_present_policy_sampled_even_where_it_is_for_later(tmp_path: Path) -> None:
@@ -242,6 +264,19 @@ async def test_evaluations_come_before_during_and_after(tmp_path: Path) -> None:
     await one.run()
     assert seen == [0, 2, 4, 5]
     assert [step for step, values in parts.metrics.lines if "eval/pi/pass@1" in values] == seen  # type: ignore[attr-defined]
+
+
+async def test_an_evaluation_is_of_weights_that_a_killed_run_goes_on_with(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    async def evaluate(step: int) -> dict[str, float]:
+        place = checkpoints.latest(tmp_path / "checkpoints")
+        found.append(0 if place is None else checkpoints.load_run(place).batches)
+        return {}
+
+    one, _ = trainer(tmp_path, settings=config(steps=5, evaluation={"every": 2}), evaluate=evaluate)
+    await one.run()
+    assert found == [0, 2, 4, 5]
 
 
 async def test_recorded_groups_that_run_out_end_the_run_with_what_there_was(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Schedule = Literal["constant", "linear", "cosine"]
 Writer = Literal["jsonl", "tensorboard", "wandb", "trackio"]
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+"""A decay of AdamW's moments."""
+
 EMBEDDED = "embedded"
 """The engine that a run starts by itself: `polar engine` with the model that is trained."""
 
@@ -195,7 +198,7 @@ class OptimisationSection(_Strict):
 
     lr: float = Field(default=1e-6, gt=0)
     """Of AdamW. Adapters take ten times more and upwards."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     """Of matrices."""
@@ -300,7 +303,7 @@ class TrainConfig(_Strict):
     """Of the whole run."""
     output: str | None = None
     """The run's folder; one that holds a run is gone on with; `None`: a new one in `runs/`."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Of the order of tasks and of everything else that the trainer draws."""
     engine: Annotated[EngineSection, BeforeValidator(_engine)] = Field(default_factory=EngineSection)
     rollout: RolloutSection = Field(default_factory=RolloutSection)
@@ -345,6 +348,10 @@ class TrainConfig(_Strict):
             raise ValueError(f"rollout.min_usable is more than the {self.batch.samples} sessions of a group (batch.samples)")
         if self.batch.most < self.batch.groups:
             raise ValueError("batch.most_groups is less than batch.groups")
+        if self.sync.adapter is not None and self.model.lora is None:
+            raise ValueError("sync.adapter: the model is trained whole, there is no adapter to serve (model.lora)")
+        if self.sync.adapter is not None and self.live and self.engine.embedded and self.rollout.url is None:
+            raise ValueError("sync.adapter: the embedded engine takes no adapters; leave it out, and it gets them merged into the model")
         return self
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import orjson
 
-from polar.errors import ConfigError
+from polar.errors import ConfigError, RolloutError
 from polar.rollout.client import AsyncClient
 from polar.rollout.models import SessionResult, TaskRequest
 from polar.train.passk import Estimate, interval
@@ -105,7 +105,7 @@ class Evaluations:
         async def one(number: int) -> list[SessionResult]:
             nonlocal done
             task_id = f"{self._run_id}-e{step:06d}-{number:04d}"
-            submitted = await self._client.submit(self._request(number, step, task_id), idempotency_key=task_id)
+            submitted = await self._asked(number, step, task_id)
             results = []
             async with slots:
                 async for result in self._client.results(submitted):
@@ -126,6 +126,16 @@ class Evaluations:
         outcome = Outcome(step, by_harness(results), self._passed)
         self._tell(outcome)
         return outcome
+
+    async def _asked(self, number: int, step: int, task_id: str) -> str:
+        try:
+            return await self._client.submit(self._request(number, step, task_id), idempotency_key=task_id)
+        except RolloutError as error:
+            if error.code != "idempotency_key_reused":
+                raise
+            raise ConfigError(
+                f"the evaluation after step {step} was begun with other settings of its sessions: go on with those until it is complete"
+            ) from error
 
 
 def results_file(folder: Path, step: int) -> Path:

@@ -66,7 +66,7 @@ def opened(config: TrainConfig) -> Iterator[RunFolder]:
     path = Path(config.output).expanduser() if config.output else Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"output: {path} is a file")
-    if path.is_dir() and any(path.iterdir()) and not (path / "run.json").is_file():
+    if path.is_dir() and _holds_anything(path) and not (path / "run.json").is_file():
         raise ConfigError(f"output: {path} holds something else than a run; name another folder")
     path = path.resolve()
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,6 +79,11 @@ def opened(config: TrainConfig) -> Iterator[RunFolder]:
         yield _identified(path, config)
     finally:
         os.close(lock)
+
+
+def _holds_anything(path: Path) -> bool:
+    """Beyond what a run leaves that ended before it had a name (killed, or on a full disk)."""
+    return any(file.name != ".lock" and not file.name.startswith(".run.json.") for file in path.iterdir())
 
 
 def read_run(path: Path) -> tuple[str, JsonObject]:

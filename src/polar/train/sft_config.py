@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from polar.errors import ConfigError
 from polar.rollout.settings import read
-from polar.train.config import LoraSection, Schedule, Writer
+from polar.train.config import Beta, LoraSection, Schedule, Writer
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -47,7 +47,7 @@ class SftConfig(BaseModel):
     """`linear` and `cosine` reach 0 at the last step."""
     warmup_share: float = Field(default=0.03, ge=0, lt=1)
     """Of all steps."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     dtype: Dtype = "float32"
@@ -55,7 +55,7 @@ class SftConfig(BaseModel):
     gradient_checkpointing: bool = False
     lora: LoraSection | None = None
     """`lora: {}` takes its defaults."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Of the order of rows, and of a new adapter's weights."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between losses of the validation split; 0: at the start, after each epoch and at the end."""

@@ -162,18 +162,20 @@ class _Reader:
             raise ValueError("a row is an object")
         if "input_ids" in row and "labels" in row:
             self._check_ids()
-            ids, labels = np.array(row["input_ids"], np.int32), np.array(row["labels"], np.int32)
+            ids, labels = _integers(row, "input_ids"), _integers(row, "labels")
             mask = labels != IGNORE
             if labels.shape != ids.shape or (labels[mask] != ids[mask]).any():
                 raise ValueError(f"labels are the input_ids themselves, unshifted, with {IGNORE} where nothing is trained")
             return ids, mask
         if "prompt_ids" in row and "response_ids" in row:
             self._check_ids()
-            response = np.array(row["loss_mask"], np.bool_)
-            ids = np.array([*row["prompt_ids"], *row["response_ids"]], np.int32)
+            response = _integers(row, "loss_mask")
+            ids = np.concatenate([_integers(row, "prompt_ids"), _integers(row, "response_ids")])
+            if ((response != 0) & (response != 1)).any():
+                raise ValueError("loss_mask holds values other than 0 and 1")
             if len(response) != len(row["response_ids"]):
                 raise ValueError("loss_mask and response_ids are not of one length")
-            return ids, np.concatenate([np.zeros(len(row["prompt_ids"]), np.bool_), response])
+            return ids, np.concatenate([np.zeros(len(row["prompt_ids"]), np.bool_), response.astype(np.bool_)])
         if "messages" in row:
             return self._conversation(row)
         raise ValueError("a row has input_ids and labels, or prompt_ids, response_ids and loss_mask, or messages")
@@ -208,6 +210,17 @@ class _Reader:
                         f"({theirs[:12]}, {str(own)[:12]}). Export conversations (polar export --as chat), which are rendered for this "
                         "model. If it is the same and was only saved anew: --any-tokenizer"
                     )
+
+
+def _integers(row: Mapping[str, Any], name: str) -> Ids:
+    """int32[n] of a list of integers or booleans: numpy would cut fractions off without a word."""
+    values = np.asarray(row[name])
+    if values.ndim != 1 or (len(values) and values.dtype.kind not in "iub"):
+        raise ValueError(f"{name} is no list of integers")
+    limits = np.iinfo(np.int32)
+    if len(values) and (int(values.min()) < limits.min or int(values.max()) > limits.max):
+        raise ValueError(f"{name} holds values that int32 cannot")
+    return values.astype(np.int32)
 
 
 def _models(data: Path) -> Iterator[Mapping[str, Any]]:

@@ -208,11 +208,20 @@ class ServiceSource:
         turn = 0
         while True:
             task_id = self.task_id(number, turn)
-            submitted = await self._client.submit(self._request(number, task_id), idempotency_key=task_id)
+            submitted = await self._asked(number, task_id)
             status = await self._client.task(submitted, results=False)
             if not await self._cancelled(status):
                 return submitted
             turn += 1
+
+    async def _asked(self, number: int, task_id: str) -> str:
+        """A group that was asked for with other settings, before the run was stopped, goes on as it was."""
+        try:
+            return await self._client.submit(self._request(number, task_id), idempotency_key=task_id)
+        except RolloutError as error:
+            if error.code != "idempotency_key_reused":
+                raise
+            return task_id
 
     async def _cancel_what_runs_ahead(self, number: int) -> None:
         """From `number` on, until there is a group that was never asked for."""

@@ -8,6 +8,7 @@ A step's order is what makes a run survive being killed at any moment:
   goes on: no step is missing, none is there twice.
 * A group counts as consumed with the checkpoint whose step it was part of, never earlier. It is asked for again under the same name, and a
   service that has run it gives the same results.
+* An evaluation is of weights that a checkpoint has: killed meanwhile, the run goes on with the weights that its sessions are of.
 * Engines get the run's weights and version before the first group is asked for, whatever they were serving.
 
 It is given its parts, and starts none: a learner, a source of groups, a syncer, metrics, evaluations. `polar.train.run` puts them together.
@@ -43,6 +44,8 @@ from polar.trajectory.row import Trace
 T = TypeVar("T")
 Ended = Literal["done", "stopped", "no_more_groups"]
 
+UNSEEN = 5
+"""Steps in a row in which the gate had nothing to compare before that is said."""
 EMPTY_BATCHES = 3
 """Batches in a row without anything to train before the run stops and says why."""
 
@@ -117,6 +120,7 @@ class Trainer:
         self._saved_batches = self.state.batches
         self._stepping = False
         self._empty = 0
+        self._unseen = 0
 
     @property
     def checkpoints(self) -> Path:
@@ -198,7 +202,8 @@ class Trainer:
         values |= step_values(batch, step, report, self.state.policy_version)
         self.parts.metrics.log(self.state.batches, values)
         self.parts.progress.stepped(self.state.batches, values)
-        if self.state.batches % self.config.checkpoints.every == 0 or self.state.batches == self.config.steps:
+        every, done = self.config.checkpoints.every, self.state.batches
+        if done % every == 0 or done == self.config.steps or self._evaluation_due():
             await self._save()
         if step is not None:
             await self._sync()
@@ -249,10 +254,16 @@ class Trainer:
             threshold=Threshold(mean=gate.mean, largest=gate.largest),
         )
         if not report.open:
-            self.parts.metrics.log(self.state.batches, gate_values(report))
+            self.parts.metrics.log(self.state.batches + 1, gate_values(report))
             if gate.action == "stop":
                 report.check()
             self.parts.progress.say(f"the gate would have stopped the run: {report}")
+        self._unseen = 0 if report.whole.tokens else self._unseen + 1
+        if self._unseen == UNSEEN:
+            self.parts.progress.say(
+                f"the gate had nothing to compare in {UNSEEN} steps: rollouts are quicker than steps, and every row is of earlier weights. "
+                "step/mismatch still shows a difference; with max_staleness 0 each step is compared"
+            )
         return report
 
     # --- out to the disk and the engines ---------------------------------------------------------------------------
@@ -280,14 +291,18 @@ class Trainer:
         )
 
     async def _evaluate_if_due(self) -> None:
-        how, step = self.config.evaluation, self.state.batches
-        if self.parts.evaluate is None:
-            return
-        last = step >= self.config.steps
-        if (step == 0 and how.before) or (last and how.after) or (step > 0 and how.every > 0 and step % how.every == 0):
+        step = self.state.batches
+        if self.parts.evaluate is not None and self._evaluation_due():
             values = await self.parts.evaluate(step)
             if values:
                 self.parts.metrics.log(step, values)
+
+    def _evaluation_due(self) -> bool:
+        how, step = self.config.evaluation, self.state.batches
+        if self.parts.evaluate is None:
+            return False
+        last = step >= self.config.steps
+        return (step == 0 and how.before) or (last and how.after) or (step > 0 and how.every > 0 and step % how.every == 0)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What `work` gives, or `None` if the run is stopped first: it is then cancelled."""
