@@ -107,7 +107,7 @@ def _kinds(summaries: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
 def _curve(summaries: Sequence[tuple[Run, dict[str, Any]]]) -> list[str]:
     steps = max(len(summary["curve"]) for _, summary in summaries)
     head = " | ".join(str(step + 1) for step in range(steps))
-    lines = ["Share of the training sessions that passed, by step:", "", f"| seed | {head} |", "|---|" + "---:|" * steps]
+    lines = ["Share of the training sessions under Codex that passed, by step:", "", f"| seed | {head} |", "|---|" + "---:|" * steps]
     for run, summary in summaries:
         cells = [f"{share:.0%}" for share in summary["curve"]]
         lines.append("| " + " | ".join([run.title, *cells, *[""] * (steps - len(cells))]) + " |")
