@@ -73,7 +73,7 @@ def test_arithmetic_follows_from_the_parameters(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_here_leaves_its_figures_unknown() -> None:
-    found = price(config(model="some/model"))
+    found = price(config(model="some/model", engine="http://127.0.0.1:1"))
     assert found["parameters"].value is None
     assert found["memory for the state"].value is None
     assert amount(found["parameters"]) == "not known"
@@ -95,6 +95,16 @@ def test_evaluations_are_counted(evaluation: dict[str, Any], times: int) -> None
     assert price(config(evaluation=evaluation))["evaluation sessions"].value == times * once
 
 
-def test_what_the_run_would_refuse_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no-such-harness"):
-        price(config(harnesses="no-such-harness"))
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"harnesses": "no-such-harness"}, "no-such-harness"),
+        ({"engine": {"kind": "no-such-kind"}}, "engine.kind: 'no-such-kind' is not known"),
+        ({"rollout": {"runtime": "no-such-runtime"}}, "no runtime is called 'no-such-runtime'"),
+        ({"model": "/no/such/model"}, "/no/such/model is no folder with a config.json"),
+        ({"model": "some/model"}, "the embedded engine loads nothing from elsewhere"),
+    ],
+)
+def test_what_the_run_would_refuse_is_refused(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        price(config(**more))

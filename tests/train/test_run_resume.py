@@ -9,7 +9,9 @@ import pytest
 from safetensors.torch import load_file
 from trainer_parts import recorded_group, tiny_model
 
+from polar.errors import ConfigError
 from polar.train import TrainConfig, train
+from polar.train.checks import check_tokenizer
 from polar.train.metrics import read_metrics
 
 
@@ -48,3 +50,29 @@ def test_a_run_in_two_pieces_is_the_run_in_one(more: dict[str, Any], tmp_path: P
     first, second = (load_file(place / "model" / file) for place in (one, two))
     assert first.keys() == second.keys()
     assert all(first[name].equal(second[name]) for name in first)
+
+
+def test_recorded_groups_may_grow_and_not_become_others(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "model")
+    path = tmp_path / "groups.jsonl"
+    lines = [[result.model_dump_json() for result in recorded_group(number).results] for number in range(5)]
+
+    def write(numbers: list[int]) -> None:
+        path.write_text("\n".join(line for number in numbers for line in lines[number]))
+
+    write([0, 1])
+    run(tmp_path / "run", tmp_path, 1)
+    write([1, 0, 2, 3])
+    with pytest.raises(ConfigError, match="the first 2 groups, which the run has trained on"):
+        run(tmp_path / "run", tmp_path, 2)
+    write([0, 1, 4, 3])
+    run(tmp_path / "run", tmp_path, 2)
+
+
+def test_recorded_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    group = recorded_group(0)
+    check_tokenizer([group], "a" * 64)  # nobody says whose ids these are
+    group.results[1].metadata["run"] = {"engine": {"tokenizer_hash": "b" * 64}}
+    check_tokenizer([group], "b" * 64)
+    with pytest.raises(ConfigError, match="session s0-1 holds ids of another tokenizer"):
+        check_tokenizer([group], "a" * 64)

@@ -3,6 +3,7 @@
 run.json            the run's id and settings, written once
 metrics.jsonl       a line a step (`polar.train.metrics`)
 checkpoints/        where it goes on (`polar.train.checkpoints`)
+recorded.txt        which groups a run on recorded ones began with (`polar.train.checks`)
 weights/            the newest versions, as the engines load them
 evaluations/        results of the held-out tasks, a file an evaluation
 rollout/            the run's own service and node: stores, logs, artefacts

@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import Literal
 
 from polar.errors import ConfigError
+from polar.train.checks import check
 from polar.train.config import TrainConfig
 from polar.train.curriculum import split
 from polar.train.groups import Group, teaches
@@ -57,6 +58,7 @@ class Price:
 
 def price(config: TrainConfig, measured: Path | None = None) -> Price:
     """Raises `ConfigError` for settings that the run would refuse, too, and for a file of results that is none."""
+    check(config)
     evaluated = 0
     if config.tasks is not None:
         requests = Requests(config, *split(config.tasks))

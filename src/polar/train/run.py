@@ -24,6 +24,7 @@ import torch
 from polar.tokens.tokenizer import load_tokenizer
 from polar.train import checkpoints, world
 from polar.train.checkpoints import RunState
+from polar.train.checks import check, check_groups, check_tokenizer
 from polar.train.config import TrainConfig
 from polar.train.curriculum import split
 from polar.train.evaluation import Evaluations, Outcome
@@ -47,6 +48,7 @@ def train(config: TrainConfig, *, progress: Progress | None = None, tell: Tell =
     `None` on ranks that follow. Raises `PolarError`: `ConfigError` for settings that do not fit each other or the machine, `NotTrainable`
     where what comes cannot be trained on, and what the parts raise.
     """
+    check(config)
     quiet_transformers()
     with join() as group:
         if not group.leads:
@@ -68,19 +70,28 @@ async def _train(config: TrainConfig, folder: RunFolder, learner: Learner, place
         metrics = stack.enter_context(
             open_metrics(folder.path, config.metrics, resumed_step=state.batches if place else -1, config=config.model_dump(mode="json"))
         )
-        parts = await stack.enter_async_context(_parts(config, folder, learner, metrics, progress, tell))
+        if config.recorded is not None:
+            parts = await asyncio.to_thread(_recorded, config, folder, state, learner, metrics, progress)
+        else:
+            parts = await stack.enter_async_context(_parts(config, folder, learner, metrics, progress, tell))
         trainer = Trainer(config, parts, folder.path, state)
         with stopping(trainer.stop, progress):
             return await trainer.run()
+
+
+def _recorded(config: TrainConfig, folder: RunFolder, state: RunState, learner: Learner, metrics: Any, progress: Progress) -> Parts:
+    assert config.recorded is not None
+    source, base = RecordedSource(Path(config.recorded)), Path(model_folder(config.model.name))
+    check_groups(folder.path, source.groups, int(state.position.get("next_group", 0)))
+    if config.gate.rows and config.gate.action == "stop" and (base / "tokenizer.json").is_file():
+        check_tokenizer(source.groups, load_tokenizer(base).hash)
+    return Parts(learner, source, metrics, progress=progress)
 
 
 @asynccontextmanager
 async def _parts(
     config: TrainConfig, folder: RunFolder, learner: Learner, metrics: Any, progress: Progress, tell: Tell
 ) -> AsyncIterator[Parts]:
-    if config.recorded is not None:
-        yield Parts(learner, RecordedSource(Path(config.recorded)), metrics, progress=progress)
-        return
     assert config.tasks is not None
     requests = Requests(config, *split(config.tasks))
     if config.rollout.url is None:  # before anything is started; a service elsewhere checks what it knows
@@ -154,11 +165,11 @@ def quiet_transformers() -> None:
 
 
 def model_folder(name: str) -> str:
-    """The folder of a model that Polar knows by name, else `name` as it is: a folder, or a hub name."""
+    """The folder of a model that Polar knows by name, else what `name` is itself: a folder, or a hub name."""
     from polar.engine.models import known_models
 
     known = known_models()
-    return str(known[name]()) if name in known else name
+    return str(known[name]() if name in known else Path(name).expanduser())
 
 
 def make_learner(config: TrainConfig, group: Parallel, place: Path | None = None) -> Learner:
