@@ -35,8 +35,8 @@ def test_a_run_keeps_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_make_another_run_are_refused_by_name(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
-    with opened(config(tmp_path / "run")):
-        pass
+    with opened(config(tmp_path / "run")) as run:
+        (run.path / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match=f"another {named}"), opened(config(tmp_path / "run", **changed)):
         pass
 
@@ -44,6 +44,15 @@ def test_settings_that_make_another_run_are_refused_by_name(changed: dict[str, A
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with opened(config(tmp_path / "run")), pytest.raises(ConfigError, match="another process"), opened(config(tmp_path / "run")):
         pass
+
+
+def test_settings_that_were_wrong_from_the_start_can_be_mended(tmp_path: Path) -> None:
+    with opened(config(tmp_path / "run", harnesses="codx")) as wrong:
+        pass
+    with opened(config(tmp_path / "run", harnesses="codex")) as mended:
+        assert not mended.begun
+        assert mended.run_id != wrong.run_id
+    assert read_run(tmp_path / "run")[1]["harnesses"] == {"codex": 1.0}
 
 
 def test_a_run_that_could_not_be_named_leaves_a_folder_to_begin_in(tmp_path: Path) -> None:

@@ -216,6 +216,19 @@ async def test_stopping_while_it_waits_keeps_what_is_trained(tmp_path: Path) -> 
     assert checkpoints.load_run(summary.checkpoint).position == {"next_group": 2}
 
 
+async def test_stopping_in_a_step_keeps_it_and_asks_no_engine_for_anything(tmp_path: Path) -> None:
+    class Stops(Silent):
+        def stepping(self, step: int, rows: int, tokens: int) -> None:
+            one.stop()
+
+    syncs = Syncs(fail_at=1)  # whoever stopped the run may have stopped its engines
+    one, _ = trainer(tmp_path, sync=syncs, progress=Stops())
+    summary = await one.run()
+    assert (summary.ended, summary.steps, summary.policy_version) == ("stopped", 1, 1)
+    assert summary.checkpoint is not None
+    assert syncs.versions == [0]
+
+
 async def test_groups_of_an_unfinished_batch_are_taken_again_after_a_stop(tmp_path: Path) -> None:
     settings = config(batch={"groups": 2, "samples": 2})
     source = Stalls(GROUPS, before=3)

@@ -21,7 +21,8 @@ START_S = 180.0
 async def running_engine(model: str, folder: Path) -> AsyncIterator[str]:
     """`polar engine MODEL` on a free port; yields its URL once it answers. Its output is in `folder/engine.log`.
 
-    It ends with this process, even if that is killed. Raises `EngineUnavailable` with the end of that log where it does not come up.
+    It ends with this process, even if that is killed, and not by a Ctrl-C, which a terminal sends to all: who uses it may have something to
+    finish. Raises `EngineUnavailable` with the end of that log where it does not come up.
     """
     sock = bind("127.0.0.1", 0)
     port = sock.getsockname()[1]
@@ -31,7 +32,7 @@ async def running_engine(model: str, folder: Path) -> AsyncIterator[str]:
     command = [sys.executable, "-c", "from polar.cli import main; main()", "engine", model, "--port", str(port), "--child"]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT, start_new_session=True
         )
     try:
         if not await _answers(url, process):

@@ -1,6 +1,6 @@
 """A run's folder: what the run is called, with which settings it was begun, and that no two processes train in it. Knows no torch.
 
-run.json            the run's id and settings, written once
+run.json            the run's id and the settings that it was begun with
 metrics.jsonl       a line a step (`polar.train.metrics`)
 checkpoints/        where it goes on (`polar.train.checkpoints`)
 recorded.txt        which groups a run on recorded ones began with (`polar.train.checks`)
@@ -34,6 +34,10 @@ FIXED_IN = {
     "evaluation": ("samples", "harnesses"),
 }
 """What a run cannot change and still be the same run: what its numbered groups are, and how many of them a step takes."""
+
+
+KEPT = ("checkpoints", "evaluations", "rollout", "metrics.jsonl")
+"""What there is of a run that has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,10 @@ def _identified(path: Path, config: TrainConfig) -> RunFolder:
     if (path / "run.json").is_file():
         run_id, begun_with = read_run(path)
         changed = [name for name, before, now in _fixed(begun_with, settings) if before != now]
-        if changed:
+        if not changed:
+            return RunFolder(path, run_id, True)
+        if any((path / name).exists() for name in KEPT):  # else it never came so far as to be a run: settings were wrong, and are mended
             raise ConfigError(f"{path} holds a run with another {', '.join(changed)}: go on with the same settings, or name another output")
-        return RunFolder(path, run_id, True)
     run_id = f"train-{secrets.token_hex(4)}"
     making = path / f".run.json.{os.getpid()}"
     with making.open("wb") as file:

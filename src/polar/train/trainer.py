@@ -127,7 +127,8 @@ class Trainer:
         return self.folder / "checkpoints"
 
     def stop(self) -> None:
-        """Ends the run after what it is doing: a step is finished, a wait for groups is given up. What is trained is kept."""
+        """Ends the run after what it is doing: a step is finished, a wait for groups is given up. What is trained is kept; engines
+        get it when the run goes on."""
         self._stop.set()
 
     async def run(self) -> Summary:
@@ -205,7 +206,7 @@ class Trainer:
         every, done = self.config.checkpoints.every, self.state.batches
         if done % every == 0 or done == self.config.steps or self._evaluation_due():
             await self._save()
-        if step is not None:
+        if step is not None and not self._stop.is_set():  # a run that goes on begins with it
             await self._sync()
         self.parts.source.allow(self._window())
 
