@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from export_samples import Write, solved
+from rich.console import Console
 from typer.testing import CliRunner
 
 from polar.cli.commands import app
@@ -54,10 +55,10 @@ async def test_datasets_loads_both_formats_alike(write: Write, tmp_path: Path, f
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the demo tasks, exported for SFT in both forms, without a threshold: the tiny model may fail all."""
-    from polar.demo import run
+    from polar.demo.capture import capture
 
-    folder = tmp_path_factory.mktemp("demo") / "run"
-    assert run(sessions=4, output=folder, seed=3) == 0
+    folder = tmp_path_factory.mktemp("demo")
+    assert capture(Console(), 4, folder, 3, "polar") == 0
     for form in ("chat", "tokens"):
         common = ["--store", str(folder / "polar.db"), "--rewards", str(folder / "rewards.jsonl"), "--keep-duplicates"]
         result = CliRunner().invoke(app, ["export", str(folder / form), "--as", form, *common])
