@@ -75,7 +75,7 @@ def test_short_forms() -> None:
         ({"model": None}, "model: "),
         ({"sync": {"adapter": "mine"}}, "sync.adapter: the model is trained whole"),
         ({"sync": {"adapter": "mine"}, "model": {"name": "m", "lora": {}}}, "sync.adapter: the embedded engine takes no adapters"),
-        ({"optimisation": {"betas": [0.9, 1.0]}}, "optimisation.betas.1: Input should be less than 1"),
+        ({"optimisation": {"betas": [0.9, 1.0]}}, "optimisation.betas: each is 0 or more and less than 1"),
         ({"seed": 1 << 70}, "seed: Input should be less than"),
     ],
 )

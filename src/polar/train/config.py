@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from polar.gateway.config import EngineConfig
 from polar.runtime.spec import RuntimeSpec
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 Schedule = Literal["constant", "linear", "cosine"]
 Writer = Literal["jsonl", "tensorboard", "wandb", "trackio"]
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-"""A decay of AdamW's moments."""
-
 EMBEDDED = "embedded"
 """The engine that a run starts by itself: `polar engine` with the model that is trained."""
+
+
+def decays(betas: tuple[float, float]) -> tuple[float, float]:
+    """AdamW's, checked."""
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError("each is 0 or more and less than 1")
+    return betas
 
 
 def _short(name: str) -> BeforeValidator:
@@ -198,7 +202,7 @@ class OptimisationSection(_Strict):
 
     lr: float = Field(default=1e-6, gt=0)
     """Of AdamW. Adapters take ten times more and upwards."""
-    betas: tuple[Beta, Beta] = (0.9, 0.98)
+    betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     """Of matrices."""
@@ -212,6 +216,8 @@ class OptimisationSection(_Strict):
     """Tokens of a micro-batch; a longer row goes alone. Memory, and nothing else, depends on it."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps a batch."""
+
+    _decays = field_validator("betas")(decays)
 
 
 class GateSection(_Strict):

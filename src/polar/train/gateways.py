@@ -16,7 +16,8 @@ import orjson
 from polar.chat import JsonObject
 from polar.errors import ConfigError, SyncFailed
 
-ANSWER_S = 30.0
+ANSWER_S = 90.0
+"""Longer than a service waits for its nodes, and a node for the calls that it interrupts: whatever they say is heard."""
 
 
 @dataclass(frozen=True, slots=True)

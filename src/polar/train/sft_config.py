@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from polar.errors import ConfigError
 from polar.rollout.settings import read
-from polar.train.config import Beta, LoraSection, Schedule, Writer
+from polar.train.config import LoraSection, Schedule, Writer, decays
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -47,7 +47,7 @@ class SftConfig(BaseModel):
     """`linear` and `cosine` reach 0 at the last step."""
     warmup_share: float = Field(default=0.03, ge=0, lt=1)
     """Of all steps."""
-    betas: tuple[Beta, Beta] = (0.9, 0.98)
+    betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     dtype: Dtype = "float32"
@@ -68,6 +68,8 @@ class SftConfig(BaseModel):
     any_tokenizer: bool = False
     """Take ids though the export says that another tokenizer or template made them: for a tokenizer that was only saved anew."""
     metrics: list[Writer] = Field(default=["jsonl"])
+
+    _decays = field_validator("betas")(decays)
 
     @model_validator(mode="after")
     def _fits(self) -> SftConfig:
