@@ -18,6 +18,7 @@ from polar.errors import ConfigError, SyncFailed
 
 ANSWER_S = 90.0
 """Longer than a service waits for its nodes, and a node for the calls that it interrupts: whatever they say is heard."""
+CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,9 @@ class Control:
     ) -> tuple[int, JsonObject]:
         content = None if body is None else orjson.dumps(body)
         try:
-            answer = await self._http.request(method, path, params=query, content=content, timeout=timeout_s)
+            answer = await self._http.request(
+                method, path, params=query, content=content, timeout=httpx.Timeout(timeout_s, connect=CONNECT_S)
+            )
         except httpx.HTTPError as error:
             raise SyncFailed(f"{self.name} cannot be reached ({str(error) or type(error).__name__})") from error
         try:
