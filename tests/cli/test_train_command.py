@@ -79,7 +79,8 @@ def test_a_run_that_is_stopped_goes_on_from_its_folder(number: signal.Signals, t
     process.send_signal(number)
     _, said = process.communicate(timeout=400)
     assert process.returncode == 0, said
-    assert "stopped (the same command goes on)" in said
+    assert "stopped after step" in said
+    assert "the same command goes on" in said
     done = len(read_metrics(tmp_path / "run"))
     assert 5 <= done < 200
     again = polar_train("--resume", str(tmp_path / "run"), "--steps", str(done + 2))

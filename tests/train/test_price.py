@@ -80,10 +80,17 @@ def test_a_model_that_is_not_here_leaves_its_figures_unknown() -> None:
 
 
 def test_steps_that_the_run_has_made_are_measured(tmp_path: Path) -> None:
-    line = {"step": 1, "time": 0.0, "tokens/rows": 500, "time/step_s": 2.0}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    found = price(config(output=str(tmp_path), price={"train_tokens_per_second": 1}))
-    assert found["time of steps"].value == pytest.approx((found["tokens of trained rows"].value or 0) / 250 / 3600)
+    line = {"step": 1, "time": 0.0, "tokens/rows": 800, "time/step_s": 2.0, "tokens/sampled": 96, "sessions": 32, "groups": 4}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({**line, "groups/taught": 1}) + "\n")
+    found = price(config(output=str(tmp_path), price={"train_tokens_per_second": 1, "row_tokens": 1}))
+    assert found["time of steps"].value == pytest.approx((found["tokens of trained rows"].value or 0) / 400 / 3600)
+    assert found["time of steps"].origin == "measured"
+    assert (found["sampled_tokens"].value, found["row_tokens"].value, found["teaching"].value) == (3, 100, 0.25)
+
+
+def test_memory_of_a_small_model_is_told_in_a_small_unit() -> None:
+    assert amount(Figure("memory", 32 * 2**20, "bytes", "exact")) == "32.0 MiB"
+    assert amount(Figure("memory", 3 * 2**30, "bytes", "exact")) == "3.0 GiB"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,9 @@ def test_evaluations_are_counted(evaluation: dict[str, Any], times: int) -> None
         ({"engine": {"kind": "no-such-kind"}}, "engine.kind: 'no-such-kind' is not known"),
         ({"rollout": {"runtime": "no-such-runtime"}}, "no runtime is called 'no-such-runtime'"),
         ({"model": "/no/such/model"}, "/no/such/model is no folder with a config.json"),
-        ({"model": "some/model"}, "the embedded engine loads nothing from elsewhere"),
+        ({"model": "some/model"}, "the embedded engine loads nothing from elsewhere: download it first"),
+        ({"model": "tiny-qwen"}, "is tiny-qwen3 meant?"),
+        ({"tasks": "dmo"}, "is demo meant?"),
     ],
 )
 def test_what_the_run_would_refuse_is_refused(more: dict[str, Any], said: str) -> None:

@@ -61,10 +61,11 @@ def train(
         summary = run(settings, progress=screen, tell=lambda outcome: _tell(screen.say, outcome))
     assert summary is not None
     show_evaluations(summary.folder / "evaluations", settings)
-    goes_on = "the same command goes on" if settings.output else f"polar train --resume {summary.folder} goes on"
-    ended = {"done": "done", "stopped": f"stopped ({goes_on})", "no_more_groups": "the recorded groups are used up"}
+    ended = {"done": "done", "stopped": "stopped", "no_more_groups": "the recorded groups are used up"}
     where = f"; checkpoint: {summary.checkpoint}" if summary.checkpoint else ""
     say(f"{ended[summary.ended]} after step {summary.steps} of {settings.steps}, policy version {summary.policy_version}{where}")
+    if summary.ended == "stopped":
+        say("the same command goes on" if settings.output else f"polar train --resume {summary.folder} goes on")
 
 
 def _settings(config: Path | None, resume: Path | None, overrides: list[str], output: Path | None) -> TrainConfig:

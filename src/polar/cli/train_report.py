@@ -58,7 +58,7 @@ def amount(figure: Figure) -> str:
     if value is None:
         return "not known"
     if figure.unit == "bytes":
-        return f"{value / 2**30:,.1f} GiB"
+        return f"{value / 2**30:,.1f} GiB" if value >= 2**29 else f"{value / 2**20:,.1f} MiB"
     if figure.unit == "FLOP":
         return f"{value:.2e} FLOP"
     if figure.unit == "of the groups":

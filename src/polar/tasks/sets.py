@@ -7,6 +7,7 @@ separated by commas.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,11 @@ def _read(part: str) -> list[AnyTask]:
     wanted = name if slash and set_name in SETS else part
     chosen = [task for task in tasks if task.name == wanted]
     if not chosen:
-        raise ConfigError(f"{part!r} is neither a path, nor a task set ({', '.join(SETS)}), nor a bundled task (`polar tasks list all`)")
+        meant = difflib.get_close_matches(part, [*SETS, *(task.name for task in tasks)], 1)
+        hint = f"; is {meant[0]} meant?" if meant else ""
+        raise ConfigError(
+            f"{part!r} is neither a path, nor a task set ({', '.join(SETS)}), nor a bundled task (`polar tasks list all`){hint}"
+        )
     return chosen
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ def _check_model(config: TrainConfig) -> None:
     if name.startswith(("/", "./", "../", "~")) or Path(name).exists():
         raise ConfigError(f"model: {name} is no folder with a config.json")
     if config.live and config.engine.embedded and config.rollout.url is None:
-        raise ConfigError(f"model: {name} is no folder here, and the embedded engine loads nothing from elsewhere: download it first")
+        meant = difflib.get_close_matches(name, list(known_models()), 1)
+        hint = f"is {meant[0]} meant?" if meant else "download it first"
+        raise ConfigError(f"model: {name} is no folder here, and the embedded engine loads nothing from elsewhere: {hint}")
 
 
 def check_tokenizer(groups: Sequence[Group], tokenizer_hash: str) -> None:

@@ -191,8 +191,19 @@ def _own_steps(config: TrainConfig) -> dict[str, float]:
     if config.output is None or not (Path(config.output) / "metrics.jsonl").is_file():
         return {}
     lines = [line for line in read_metrics(Path(config.output)) if line.get("tokens/rows") and line.get("time/step_s")]
-    tokens, seconds = (sum(float(line[name] or 0) for line in lines) for name in ("tokens/rows", "time/step_s"))
-    return {"train_tokens_per_second": tokens / seconds} if seconds else {}
+
+    def total(name: str) -> float:
+        return sum(float(line.get(name) or 0) for line in lines)
+
+    rows, seconds, sampled, sessions = total("tokens/rows"), total("time/step_s"), total("tokens/sampled"), total("sessions")
+    groups, taught = total("groups"), total("groups/taught")
+    known = {"train_tokens_per_second": rows / seconds} if seconds else {}
+    if sampled and sessions:
+        known["sampled_tokens"] = sampled / sessions
+    if groups and taught:
+        trained = groups if config.advantage.zero_variance == "keep" else taught
+        known |= {"teaching": taught / groups, "row_tokens": rows / trained / config.batch.samples}
+    return known
 
 
 def _evaluations(config: TrainConfig) -> int:
