@@ -148,7 +148,7 @@ def facts(summary: Summary) -> list[str]:
     sampled, in_rows = f"{tokens['sampled']:,} sampled", f"{tokens['in_rows']:,} in rows"
     parts = f"{tokens['stepped']:,} trained + {tokens['stale']:,} stale + {tokens['dropped']:,} dropped (groups whose rewards agree)"
     return [
-        f"{summary.sessions:,} training sessions in {summary.steps} step{"" if summary.steps == 1 else "s"}.",
+        f"{summary.sessions:,} training sessions in {summary.steps} step{'' if summary.steps == 1 else 's'}.",
         f"Tokens: {sampled} = {in_rows} + {tokens['ledger']:,} in the ledger; {in_rows} = {parts}.",
         f"Recorded log-probabilities against the trainer's own, before each step: at most {summary.gate_mean:.1e} apart on the mean and "
         f"{summary.gate_largest:.1e} at the 99.9th percentile (allowed: {AGREE:g}).",
