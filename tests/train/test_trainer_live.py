@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -42,9 +43,11 @@ async def test_a_killed_run_goes_on_with_every_group_once(tmp_path: Path) -> Non
             while process.is_alive() and len(read_metrics(folder)) < wanted:  # noqa: ASYNC110 - another process sets no event
                 await asyncio.sleep(0.01)
             await asyncio.sleep(random.uniform(0, 0.3))
-            assert process.is_alive(), "it ended before it was killed"
             process.kill()
             await asyncio.to_thread(process.join)
+            assert process.exitcode == -signal.SIGKILL or (
+                wanted == 8 and process.exitcode == 0
+            )  # a busy machine may be too late for the last
         last = forked(trainer_live_child.main, str(folder), str(model), url, TOKEN, STEPS)
         await asyncio.to_thread(last.join, 300)
         assert last.exitcode == 0
