@@ -112,6 +112,7 @@ def test_evaluations_are_counted(evaluation: dict[str, Any], times: int) -> None
         ({"model": "some/model"}, "the embedded engine loads nothing from elsewhere: download it first"),
         ({"model": "tiny-qwen"}, "is tiny-qwen3 meant?"),
         ({"tasks": "dmo"}, "is demo meant?"),
+        ({"tasks": None, "recorded": "no-such.jsonl"}, "recorded: there is no file no-such.jsonl"),
     ],
 )
 def test_what_the_run_would_refuse_is_refused(more: dict[str, Any], said: str) -> None:

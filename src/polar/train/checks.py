@@ -19,11 +19,13 @@ DIGESTS = "recorded.txt"
 
 
 def check(config: TrainConfig) -> None:
-    """Raises `ConfigError` for a model that is a path without a model, and for an engine or a runtime that nobody knows."""
+    """Raises `ConfigError` for a path without a model, a file that is not there, an engine or a runtime that nobody knows."""
     from polar.engines import registered as engines
     from polar.runtime import named
 
     _check_model(config)
+    if config.recorded is not None and not Path(config.recorded).is_file():
+        raise ConfigError(f"recorded: there is no file {config.recorded}")
     if not config.live:
         return
     if config.engine.kind not in engines():
