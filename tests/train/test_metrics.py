@@ -7,6 +7,7 @@ import math
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,7 @@ def test_wandb_offline_keeps_one_run_for_a_folder(tmp_path: Path, monkeypatch: p
     for step in (1, 2):
         with open_metrics(tmp_path / "run", ["wandb"], config={"lr": 0.1}) as metrics:
             metrics.log(step, {"loss": step / 2, "bad": math.nan})
+        time.sleep(1.1)  # W&B names its folder by run and second: two within one would write over each other
     records = [one for file in (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb") for one in wandb_records(file)]
     runs = {(one.run.project, one.run.run_id, one.run.display_name) for one in records if one.HasField("run")}
     assert [(project, name) for project, _, name in runs] == [("polar", "run")]
