@@ -154,7 +154,7 @@ async def test_a_slow_reader_gets_all_and_its_bytes_do_not_pile_up(
         connected(protocol, transport)
 
     monkeypatch.setattr(HttpToolsProtocol, "connection_made", noted)
-    words = "some words of an answer that has no end " * 400
+    words = "some words of an answer that has no end " * 1200
     async with wired([Reply(words, token_delay_s=0.0005)], tmp_path, qwen3_tokenizer_dir) as wire:
         reader, _ = await wire.ask(window=4096)
         held: list[int] = []
