@@ -133,7 +133,7 @@ def test_reading_tests_and_editing_other_files_by_tools_is_not() -> None:
         "pip install requests",
         "npm install left-pad",
         "apt-get -y install jq",
-        "python -c \"import urllib.request as u; u.urlopen('https://pypi.org/x')\"",
+        "python -c \"import urllib.request as u; u.urlopen('https://example.org/x')\"",
         "scp a user@host:/tmp",
     ],
 )

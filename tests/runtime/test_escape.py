@@ -154,7 +154,7 @@ async def test_another_sandboxes_folder(sandboxes: Sandboxes) -> None:
     runtime = await sandboxes.make()
     folder = other.place.folder
     await refused(runtime, f"find {folder} {folder.parent} {folder.parent.parent} -name hidden -exec cat {{}} + | grep SECRET")
-    await refused(runtime, f"cat {folder}/work/hidden")
+    await refused(runtime, f"cat {folder / 'work' / 'hidden'}")
 
 
 async def test_another_sandboxes_key(sandboxes: Sandboxes) -> None:
