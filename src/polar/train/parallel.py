@@ -126,7 +126,7 @@ def join() -> Iterator[Parallel]:
         if group.leads and not group.busy:
             group.release()
         if not group.busy:
-            dist.destroy_process_group()
+            group.close()
 
 
 class Several:
@@ -186,6 +186,12 @@ class Several:
         if self._followed:
             self._followed = False
             self.broadcast(None)
+
+    def close(self) -> None:
+        """Gloo's threads drop the last message's tensor when they get to it; one that does so while Python is ending aborts the process. The
+        group's end waits for its threads, and comes with the last reference to it."""
+        del self.control
+        dist.destroy_process_group()
 
     def together(self, name: str, learner: Learner, *arguments: Any) -> Any:
         """On the leader: all do `name`, from whatever thread. What it returns here."""
