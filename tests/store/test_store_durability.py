@@ -91,12 +91,16 @@ def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path, rounds: int) -> 
 
 
 @pytest.mark.real
-def test_two_processes_append_to_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync_takes_us", [0, 30_000, 100_000], ids="sync of {} us".format)
+def test_two_processes_append_to_one_file(tmp_path: Path, shim: str, sync_takes_us: int) -> None:
+    """On a slow disk one of them has the lock nearly all the time; the other gets its turns nevertheless."""
     path = tmp_path / "store.db"
-    children = [subprocess.Popen([*CHILD, "load", str(path), name, "60"], stdout=subprocess.PIPE) for name in ("a", "b")]
+    env = os.environ | ({"LD_PRELOAD": shim, "SYNC_TAKES_US": str(sync_takes_us)} if sync_takes_us else {})
+    commands = [[*CHILD, "load", str(path), name, "60"] for name in ("a", "b")]
+    children = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
     for child in children:
-        out, _ = child.communicate(timeout=100)
-        assert child.returncode == 0
+        out, said = child.communicate(timeout=100)
+        assert child.returncode == 0, said.decode()[-2000:]
         assert len(out.splitlines()) == 60 * SESSIONS
     asyncio.run(check_all_there(path, {f"{name}-{i}": 60 for name in "ab" for i in range(SESSIONS)}))
     assert integrity(path) == "ok"
@@ -124,6 +128,8 @@ SHIM = textwrap.dedent(
         if (flag && !access(flag, F_OK)) { errno = EIO; return -1; }
         int (*real)(int) = dlsym(RTLD_NEXT, name);
         int result = real(fd);
+        const char *slow = getenv("SYNC_TAKES_US");
+        if (slow) usleep(atoi(slow));
         if (is_log(fd) && !result && getenv("SYNC_TRACE")) write(1, "sync\n", 5);
         return result;
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
 from polar.errors import ConfigError
 from polar.store.migrations import open_schema
+
+LOOK_S = 0.0005
+"""Between two looks whether another process has let go of the file."""
 
 _POSTGRES = ("postgres:", "postgresql:", "postgresql+psycopg:")
 
@@ -87,9 +91,12 @@ def _sqlite(path: Path, busy_timeout_s: float, readers: int) -> tuple[Engine, En
     arguments = {"timeout": busy_timeout_s, "check_same_thread": False}
     writer = create_engine(url, connect_args=arguments, pool_size=1)
     reader = create_engine(url, connect_args=arguments, pool_size=readers)
-    for engine, begin in ((writer, "BEGIN IMMEDIATE"), (reader, "BEGIN")):
-        event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _beginner(begin))
+    patience = _Patience(busy_timeout_s)
+    for engine in (writer, reader):
+        event.listen(engine, "connect", patience.set_up)
+    event.listen(writer, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout = 0"))
+    event.listen(writer, "begin", patience.begin_write)
+    event.listen(reader, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     return writer, reader
 
 
@@ -111,22 +118,42 @@ def _claim(path: Path) -> None:
             os.close(descriptor)
 
 
-def _set_up_sqlite(connection: sqlite3.Connection, _: Any) -> None:
-    connection.isolation_level = None  # the engine begins transactions itself: the driver would begin them too late for IMMEDIATE
-    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-    if mode != "wal":
-        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-    if mode != "wal":
-        raise ConfigError(f"SQLite cannot keep a write-ahead log here (its journal mode is {mode!r}): use a local disk")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
+class _Patience:
+    """Waits for the lock that another process has, for `limit_s` at most, where SQLite's own wait does not do.
 
+    SQLite does not wait at all while a new file gets its write-ahead log. And it sleeps for up to 100 ms between two looks: a process
+    that writes without a pause on a slow disk frees the lock for a moment between its transactions, so another would hardly ever see it.
+    """
 
-def _beginner(statement: str) -> Any:
-    def begin(connection: Any) -> None:
-        connection.exec_driver_sql(statement)
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
 
-    return begin
+    def set_up(self, connection: sqlite3.Connection, _: Any) -> None:
+        connection.isolation_level = None  # the engine begins transactions itself: the driver would begin them too late for IMMEDIATE
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal":
+            mode = self._execute(connection, "PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise ConfigError(f"SQLite cannot keep a write-ahead log here (its journal mode is {mode!r}): use a local disk")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    def begin_write(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        try:
+            self._execute(driver, "BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails again, as SQLAlchemy's error
+
+    def _execute(self, connection: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+        due = time.monotonic() + self._limit_s
+        while True:
+            try:
+                return connection.execute(statement)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= due:
+                    raise
+            time.sleep(LOOK_S)
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------------------

@@ -188,8 +188,8 @@ class Several:
             self.broadcast(None)
 
     def close(self) -> None:
-        """Gloo's threads drop the last message's tensor when they get to it; one that does so while Python is ending aborts the process. The
-        group's end waits for its threads, and comes with the last reference to it."""
+        """Gloo's threads drop the last message's tensor when they get to it; one that does so while Python is ending aborts the process.
+        The group's end waits for its threads, and comes with the last reference to it."""
         del self.control
         dist.destroy_process_group()
 
