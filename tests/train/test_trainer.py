@@ -229,6 +229,17 @@ async def test_stopping_in_a_step_keeps_it_and_asks_no_engine_for_anything(tmp_p
     assert syncs.versions == [0]
 
 
+@pytest.mark.parametrize(("more", "ended"), [({"sync": None, "exports": None}, "done"), ({}, "stopped")])
+async def test_a_stop_in_the_last_step_leaves_only_what_engines_were_to_get(more: dict[str, Any], ended: str, tmp_path: Path) -> None:
+    class Stops(Silent):
+        def stepping(self, step: int, rows: int, tokens: int) -> None:
+            one.stop()
+
+    one, _ = trainer(tmp_path, settings=config(steps=1), progress=Stops(), **more)
+    summary = await one.run()
+    assert (summary.ended, summary.steps) == (ended, 1)
+
+
 async def test_groups_of_an_unfinished_batch_are_taken_again_after_a_stop(tmp_path: Path) -> None:
     settings = config(batch={"groups": 2, "samples": 2})
     source = Stalls(GROUPS, before=3)

@@ -19,6 +19,9 @@ from polar.errors import ConfigError
 PLAIN_WIDTH = 160
 """Columns where there is no terminal to ask: tables in a file or a pipe are for reading, too."""
 
+INTERRUPTED = 130
+"""The exit code after a Ctrl-C (or SIGTERM, where it is heard) that left something undone: shells' own, 128 + SIGINT."""
+
 out = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 err = Console(stderr=True, width=None if sys.stderr.isatty() else PLAIN_WIDTH)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from polar.cli.output import out, say
+from polar.cli.output import INTERRUPTED, out, say
 from polar.errors import ConfigError
 from polar.train.sft_config import load
 
@@ -88,7 +88,7 @@ def sft(
     with _stopping() as stop:
         report = run(settings, say=say, stop=stop)
     if not report.finished:
-        raise typer.Exit(130 if stop() else 0)
+        raise typer.Exit(INTERRUPTED if stop() else 0)
     if report.losses:
         first, last = min(report.losses), max(report.losses)
         out.print(f"validation loss {report.losses[first]:.4f} (step {first}) to {report.losses[last]:.4f} (step {last})", highlight=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from polar.cli.output import configure_logging, err, say
+from polar.cli.output import INTERRUPTED, configure_logging, err, say
 from polar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def train(
 ) -> None:
     """Train a model by GRPO through real harnesses. Started again with the same --output, it goes on where it was.
 
-    Ctrl-C finishes the step and writes a checkpoint. Exits with 0 when the run is done or was stopped, with 2 where it could not go on.
+    Ctrl-C finishes the step and writes a checkpoint. Exits with 0 when the run is done, with 130 when it was stopped
+    before (SIGTERM, too), with 2 where it could not go on.
     """
     configure_logging(log_level)
     settings = _settings(config, resume, [*(override or []), *([] if steps is None else [f"steps={steps}"])], output)
@@ -66,6 +67,7 @@ def train(
     say(f"{ended[summary.ended]} after step {summary.steps} of {settings.steps}, policy version {summary.policy_version}{where}")
     if summary.ended == "stopped":
         say("the same command goes on" if settings.output else f"polar train --resume {summary.folder} goes on")
+        raise typer.Exit(INTERRUPTED)
 
 
 def _settings(config: Path | None, resume: Path | None, overrides: list[str], output: Path | None) -> TrainConfig:

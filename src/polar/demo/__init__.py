@@ -40,7 +40,8 @@ class Choice:
 def run(choice: Choice, console: Console | None = None) -> int:
     """Runs the demo, prints it, and leaves everything in a folder (default: a new one in `runs/`): `summary.json` and `plot.svg` among it.
 
-    Returns 0 when the machinery worked, whatever was learned; 1 where a session made no model call at all. Raises `PolarError` where a part
+    Returns 0 when the machinery worked, whatever was learned; 1 where a session made no model call at all; 130 when
+    it was stopped before its last step. Raises `PolarError` where a part
     could not do its work, `ConfigError` for a folder that holds something and for what is not installed.
     """
     if choice.sessions < 1:
@@ -56,12 +57,13 @@ def run(choice: Choice, console: Console | None = None) -> int:
         from polar.demo.capture import capture
 
         code = capture(console, choice.sessions, folder, choice.seed, choice.program)
-    _learn(console, choice, folder, began)
+    stopped = _learn(console, choice, folder, began)
     console.print(f"[dim]{time.monotonic() - began:.0f} s in all[/]", highlight=False)
-    return code
+    return 130 if stopped else code
 
 
-def _learn(console: Console, choice: Choice, folder: Path, began: float) -> None:
+def _learn(console: Console, choice: Choice, folder: Path, began: float) -> bool:
+    """Whether it was stopped before it was done."""
     from dataclasses import replace
 
     from polar.demo import learn, report
@@ -83,7 +85,7 @@ def _learn(console: Console, choice: Choice, folder: Path, began: float) -> None
     if choice.shuffled:
         console.print("[yellow]control: rewards are shuffled within each group, so nothing can be learned from them[/]")
     with DemoScreen(console, size.steps) as screen:
-        train(config, progress=screen, tell=screen.evaluated)
+        ran = train(config, progress=screen, tell=screen.evaluated)
     summary = report.summarise(learn.read(folder, config), seconds=time.monotonic() - began)
     (folder / SUMMARY).write_bytes(orjson.dumps(summary.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
     console.print()
@@ -95,6 +97,7 @@ def _learn(console: Console, choice: Choice, folder: Path, began: float) -> None
     console.print(
         f"All of it: {folder} (checkpoint: {where / 'checkpoints'}, sessions: {where / 'rollout'})", soft_wrap=True, highlight=False
     )
+    return ran is not None and ran.ended == "stopped"
 
 
 def _folder(output: Path | None) -> Path:

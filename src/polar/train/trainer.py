@@ -157,7 +157,11 @@ class Trainer:
                 return "stopped" if self._stop.is_set() else "no_more_groups"
             await self._train(*taken)
             await self._unless_stopped(self._evaluate_if_due())
-        return "stopped" if self._stop.is_set() else "done"
+        return "stopped" if self._stop.is_set() and self._undone() else "done"
+
+    def _undone(self) -> bool:
+        """Whether a stop may have left something: steps, or the last weights' way to the engines, and their evaluation."""
+        return self.state.batches < self.config.steps or self.parts.sync is not None
 
     # --- one step ------------------------------------------------------------------------------------------------
 
