@@ -349,10 +349,10 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
         if pending:
             text = "\n\n".join(pending)
             pending = []
-            if message.role == "user" and isinstance(message.content, str):
+            if message.role in ("user", "tool") and isinstance(message.content, str):
                 joined = text + "\n\n" + message.content if message.content else text
                 message = replace(message, content=joined)
-            elif message.role == "user":
+            elif message.role in ("user", "tool"):
                 message = replace(message, content=join_parts([Text(text), *message.content], "\n\n"))
             else:
                 rest.append(Message("user", text))
@@ -362,3 +362,23 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     if head:
         rest.insert(0, Message("system", "\n\n".join(head)))
     return tuple(rest)
+
+
+def order_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The results of parallel calls in the order of their calls.
+
+    Providers pair them by id, in whatever order they come (harnesses send them as their tools finish); most templates write no ids, so
+    that the model takes the first result for that of the first call. A run of results with an id that no call of its turn has stays as
+    it is.
+    """
+    ordered = list(messages)
+    places: dict[str, int] = {}
+    start = 0
+    for end, message in enumerate((*messages, None)):
+        if message is not None and message.role == "tool":
+            continue
+        if end - start > 1 and all(result.tool_call_id in places for result in ordered[start:end]):
+            ordered[start:end] = sorted(ordered[start:end], key=lambda result: places[result.tool_call_id or ""])
+        start = end + 1
+        places = {} if message is None else {call.id: place for place, call in enumerate(message.tool_calls)}
+    return tuple(ordered)
