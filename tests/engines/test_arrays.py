@@ -113,3 +113,12 @@ def test_logprobs_that_do_not_line_up_are_dropped() -> None:
     made = generation([5, 6], [-1], [1])
     settle([made], 2, prompt_expected=True)
     assert made.logprobs is None
+
+
+def test_a_server_that_counts_another_prompt_than_it_was_sent_is_not_trained() -> None:
+    """SGLang with `--allow-auto-truncate` drops the end of a prompt and answers what is left (mmcdermott/MEDS_EIC_AR#171)."""
+    for counted, trainable in ((3, True), (0, True), (2, False), (4, False)):
+        made = generation([5, 6], [-1, -2])
+        made.prompt_tokens = counted
+        settle([made], 2, sent=[1, 2, 3])
+        assert (made.untrainable is None) == trainable

@@ -110,6 +110,26 @@ async def test_a_usage_that_is_none_counts_nothing_and_fails_nothing(kind: str, 
     assert generation.message.text == "Hi"
 
 
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("vllm", {"choices": [{"logprobs": {"tokens": ["token_id:5"], "token_logprobs": [-0.5]}}], "usage": {"prompt_tokens": 2}}),
+        ("sglang", {"meta_info": {"prompt_tokens": 2, "completion_tokens": 1, "output_token_logprobs": [[-0.5, 5, None]]}}),
+    ],
+)
+async def test_a_prompt_that_was_cut_on_its_way_is_served_and_not_trained(kind: str, answer: JsonObject) -> None:
+    with server(answer) as (url, _):
+        engine: Engine = registered()[kind](url)
+        request = TokensRequest("m", np.array([1, 2, 3], np.int32), Sampling(max_tokens=5))
+        try:
+            (generation,) = await engine.generate(request)
+        finally:
+            await engine.aclose()
+    assert generation.token_ids is not None
+    assert generation.token_ids.tolist() == [5]
+    assert generation.untrainable == "3 prompt ids were sent, and the engine counts 2"
+
+
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
 async def test_an_error_under_status_200_keeps_its_words_and_kind(kind: str) -> None:
     with server({"error": {"message": "slow down", "code": 429}}) as (url, _), pytest.raises(EngineBusy, match="slow down"):

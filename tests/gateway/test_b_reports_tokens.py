@@ -5,7 +5,8 @@ Each has its number in the name. Parsing and encoding alone are tested per diale
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from gateway_players import NAMES, PLAYERS, THINKING, Chat, Player, call_text
 from gateway_reports import HI
 from test_capture import extends
 
-from polar.engines.base import Generation, MessagesRequest, TokensRequest
+from polar.engines.base import Chunk, Generation, MessagesRequest, TokensRequest
 from polar.store.export import completion_to_json
 from polar.testing.engine import Reply, fake_logprob
 
@@ -37,6 +38,22 @@ async def test_b92_a_streamed_call_with_tools_loses_no_token(gateway: Open, kind
         assert made.sampled_ids is not None
         assert gw.engine.tokenizer.decode(made.sampled_ids.tolist(), skip_special=False) == sampled + "<|im_end|>"
         assert turn.completion_tokens == len(made.sampled_ids)
+
+
+@pytest.mark.parametrize(("count", "told"), [("completion_tokens", "ids and counts 7777"), ("prompt_tokens", "the engine counts 7777")])
+async def test_b92_a_live_stream_that_counts_other_tokens_is_served_and_not_trained(gateway: Open, count: str, told: str) -> None:
+    async with gateway([HI], stream="live") as gw:
+        session, client = await gw.session()
+        stream = gw.engine.stream_into
+
+        async def miscounted(request: TokensRequest, take: Callable[[Sequence[Chunk]], object]) -> None:
+            await stream(request, lambda chunks: take([replace(one, **{count: 7777}) if one.finish else one for one in chunks]))
+
+        gw.engine.stream_into = miscounted
+        assert (await Chat().user("Go.").turn(client, True)).text == HI
+        (made,) = await gw.completions(session)
+        assert made.status == "complete"
+        assert told in (made.untrainable or "")
 
 
 @pytest.mark.parametrize("missing", ["token_ids", "prompt_ids", "logprobs"])

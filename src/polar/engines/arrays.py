@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -108,8 +108,13 @@ def name_or_id(name: str) -> int | str:
     return int(name[9:]) if name.startswith(_ID) and name[9:].isdigit() else name
 
 
-def settle(generations: Sequence[Generation], completion_tokens: int | None, *, prompt_expected: bool) -> None:
+def settle(
+    generations: Sequence[Generation], completion_tokens: int | None, *, prompt_expected: bool = False, sent: Sized | None = None
+) -> None:
     """Sets `untrainable` where ids, log-probabilities and the server's own count (over all choices) contradict each other (B92, B93).
+
+    `sent`: the prompt ids that the server was given. One that counts others has cut them (SGLang's `--allow-auto-truncate`, in silence) or
+    added to them, and has sampled after another prompt than is recorded.
 
     Log-probabilities that do not line up are dropped: which token each belongs to would be a guess.
     """
@@ -119,6 +124,8 @@ def settle(generations: Sequence[Generation], completion_tokens: int | None, *, 
             generation.untrainable = "the engine returned no sampled ids"
         elif prompt_expected and (generation.prompt_ids is None or not len(generation.prompt_ids)):
             generation.untrainable = "the engine returned no prompt ids"
+        elif sent is not None and generation.prompt_tokens not in (0, len(sent)):
+            generation.untrainable = f"{len(sent)} prompt ids were sent, and the engine counts {generation.prompt_tokens}"
         elif generation.logprobs is None:
             generation.untrainable = "the engine returned no log-probabilities"
         elif len(generation.logprobs) != count:

@@ -104,6 +104,7 @@ class Chunk:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     policy_version: str | None = None
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

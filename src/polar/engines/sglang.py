@@ -69,7 +69,7 @@ class SglangEngine(SglangWeights):
         with reading(self.url):
             generations = [self._generation(item, request) for item in answers]
             for generation, item in zip(generations, answers, strict=True):
-                settle([generation], item["meta_info"].get("completion_tokens"), prompt_expected=False)
+                settle([generation], item["meta_info"].get("completion_tokens"), sent=request.prompt_ids)
         return generations
 
     def _generation(self, answer: Any, request: TokensRequest) -> Generation:
@@ -180,7 +180,8 @@ class _StreamReader:
             return Chunk(fresh.tolist(), fresh_logprobs.tolist())
         self._finished = True
         reason, stop = _finish(finish)
-        return Chunk(fresh.tolist(), fresh_logprobs.tolist(), reason, stop, total, meta.get("cached_tokens") or 0, _version_of(meta))
+        cached, prompt = meta.get("cached_tokens") or 0, meta.get("prompt_tokens")
+        return Chunk(fresh.tolist(), fresh_logprobs.tolist(), reason, stop, total, cached, _version_of(meta), prompt)
 
     def finish(self) -> None:
         if not self._finished:

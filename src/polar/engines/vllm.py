@@ -112,7 +112,7 @@ class VllmEngine(VllmWeights):
         usage, choices = usage_counts(answer), choices_of(answer)
         with reading(self.url):
             generations = [self._generation(choice, usage, bool(request.top_logprobs)) for choice in choices]
-            settle(generations, usage.get("completion_tokens"), prompt_expected=request.return_prompt_ids)
+            settle(generations, usage.get("completion_tokens"), prompt_expected=request.return_prompt_ids, sent=request.prompt_ids)
         return generations
 
     def _generation(self, choice: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
@@ -234,6 +234,7 @@ class _StreamReader:
     def finish(self) -> None:
         if self._last is None:
             raise EngineUnavailable(f"{self._url} ended its stream without a finish reason")
+        self._last.prompt_tokens = self._usage.get("prompt_tokens")
         self._last.completion_tokens = self._usage.get("completion_tokens")
         self._last.cached_tokens = self._usage.get("cached_tokens", 0)
         self._take((self._last,))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, deltas
+from polar.engines.arrays import settle
 from polar.engines.base import Chunk, Engine, Generation
 from polar.errors import CallError, ContextOverflow, EngineOverloaded, EngineUnavailable
 from polar.gateway.asking import messages_request, tokens_request
@@ -67,6 +68,7 @@ def _end(generation: Generation, last: Chunk, tokens: int) -> None:
     """What a stream's last chunk says of the whole."""
     generation.finish = "abort" if last.finish is None else last.finish
     generation.stop = last.stop
+    generation.prompt_tokens = last.prompt_tokens or generation.prompt_tokens
     generation.cached_tokens = last.cached_tokens or 0
     generation.policy_version = last.policy_version
     generation.completion_tokens = tokens if last.completion_tokens is None else last.completion_tokens
@@ -314,6 +316,7 @@ class Call:
                 await self._record_aborted(plan, sampled, generation, error, version)
             raise error
         self._fill(generation, ids, logprobs)
+        settle([generation], generation.completion_tokens, sent=plan.prompt_ids)
         if generation.finish == "abort":
             cut = EngineUnavailable("the engine's stream ended before its last event")
             if ids:
