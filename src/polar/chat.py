@@ -349,10 +349,10 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
         if pending:
             text = "\n\n".join(pending)
             pending = []
-            if message.role in ("user", "tool") and isinstance(message.content, str):
+            if message.role == "user" and isinstance(message.content, str):
                 joined = text + "\n\n" + message.content if message.content else text
                 message = replace(message, content=joined)
-            elif message.role in ("user", "tool"):
+            elif message.role == "user":
                 message = replace(message, content=join_parts([Text(text), *message.content], "\n\n"))
             else:
                 rest.append(Message("user", text))
@@ -364,21 +364,25 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(rest)
 
 
-def order_results(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The results of parallel calls in the order of their calls.
+def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The results of a turn's calls right after it, in the order of the calls; what else was said before the next answer follows them.
 
-    Providers pair them by id, in whatever order they come (harnesses send them as their tools finish); most templates write no ids, so
-    that the model takes the first result for that of the first call. A run of results with an id that no call of its turn has stays as
-    it is.
+    Providers pair results with calls by id, wherever and in whatever order they come (harnesses send them as their tools finish). Most
+    templates write no ids, so that the model takes the first result for that of the first call, and some stop looking for results at the
+    first message that is none. A result of a call that the turn doesn't have stays where it is.
     """
-    ordered = list(messages)
-    places: dict[str, int] = {}
-    start = 0
-    for end, message in enumerate((*messages, None)):
-        if message is not None and message.role == "tool":
-            continue
-        if end - start > 1 and all(result.tool_call_id in places for result in ordered[start:end]):
-            ordered[start:end] = sorted(ordered[start:end], key=lambda result: places[result.tool_call_id or ""])
-        start = end + 1
-        places = {} if message is None else {call.id: place for place, call in enumerate(message.tool_calls)}
-    return tuple(ordered)
+    paired: list[Message] = []
+    places: dict[str | None, int] = {}
+    results: list[Message] = []
+    others: list[Message] = []
+    for message in messages:
+        if message.role == "assistant":
+            paired += sorted(results, key=lambda result: places[result.tool_call_id]) + others
+            paired.append(message)
+            places = {call.id: place for place, call in enumerate(message.tool_calls)}
+            results, others = [], []
+        elif message.tool_call_id in places:
+            results.append(message)
+        else:
+            others.append(message)
+    return (*paired, *sorted(results, key=lambda result: places[result.tool_call_id]), *others)

@@ -159,17 +159,6 @@ def test_calls_and_outputs_in_turns_of_one_completion_are_one_turn() -> None:
     assert [made.id for made in parsed[0].tool_calls] == [f"call_{REF}00", f"call_{REF}01"]
 
 
-def test_what_was_said_while_a_tool_ran_comes_after_its_output() -> None:
-    """deepseek-ai/awesome-deepseek-integration#740: the provider pairs outputs by call id, wherever they stand."""
-    calls = [{"type": "function_call", "call_id": one, "name": "f", "arguments": "{}"} for one in ("c1", "c2")]
-    outputs = [{"type": "function_call_output", "call_id": one, "output": one} for one in ("c1", "c2")]
-    told = {"role": "developer", "content": "D"}
-    said = {"role": "user", "content": "U"}
-    assert messages(*calls, outputs[0], told, said, outputs[1]) == messages(*calls, *outputs, told, said)
-    other = messages(calls[0], said, calls[1], outputs[1], outputs[0])
-    assert [message.tool_call_id or message.role for message in other] == ["assistant", "user", "assistant", "c2", "c1"]
-
-
 def test_reasoning_keeps_its_sealed_content_and_its_ids() -> None:
     (message,) = messages(
         {"type": "reasoning", "id": f"rs_{REF}", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": f"enc_{REF}"},
@@ -241,6 +230,11 @@ def test_outputs_of_every_kind() -> None:
         ("q", "one"),
     ]
     assert [made.name for message in parsed for made in message.tool_calls] == ["shell", "local_shell", "apply_patch", "functions__exec"]
+
+
+def test_a_part_of_an_unknown_kind_is_told_of() -> None:
+    parts = [{"type": "input_text", "text": "see"}, {"type": "input_video", "video_url": "v"}, {"type": "later", "text": "words"}]
+    assert messages({"role": "user", "content": parts}) == (Message("user", "see\n[input_video]\nwords"),)
 
 
 def test_an_output_without_a_call_id_answers_the_oldest_open_call() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import renderers
 
-from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, fold_system, join_parts, order_results
+from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, fold_system, join_parts, pair_results
 from polar.engines.base import Generation
 from polar.errors import ConfigError, ContextOverflow
 from polar.records import Break, Cause, Completion, Ids, Mode
@@ -86,12 +86,12 @@ class TokenPath:
     # --- a call's way in ---------------------------------------------------------------------------------------
 
     def normalise(self, request: ChatRequest, secret: bytes) -> ChatRequest:
-        """Folds system messages, orders the results of parallel calls, drops thinking under a signature that is not this session's, puts
+        """Puts results after their calls, folds system messages, drops thinking under a signature that is not this session's, puts
         placeholders for images.
 
         Thinking without a signature stays as plain reasoning. Nothing else is touched.
         """
-        messages = tuple(self._normalise(message, secret) for message in order_results(fold_system(request.messages)))
+        messages = tuple(self._normalise(message, secret) for message in fold_system(pair_results(request.messages)))
         return replace(request, messages=messages)
 
     def keys(self, request: ChatRequest, known: Known | None = None) -> Keys:

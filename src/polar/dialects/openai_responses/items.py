@@ -4,7 +4,6 @@ Rules, where the provider's items and canonical messages differ:
 
 * The reasoning, text and calls of one turn are items of their own; here they become one assistant message. A turn ends where
   an item of another party begins, or where an id shows that another completion wrote the item.
-* Outputs are paired with calls by id, as the provider does it: what was said between the two comes after the output.
 * Images in a tool's output go into a user message right after the run of tool outputs they belong to.
 * Calls of hosted tools (`web_search_call`, `mcp_call`, ...) and items of unknown type stand for nothing: this gateway runs no
   hosted tools, so another server made them. They are never an error.
@@ -68,10 +67,6 @@ class History:
         self._done: list[Message | _Turn] = []
         self._turn: _Turn | None = None
         self._images: list[Image] = []
-        self._latest: _Turn | None = None
-        self._after = 0
-        """Where the next output for a call of the latest turn belongs: before anything that was said meanwhile."""
-        self._callers: dict[str, _Turn] = {}
         self._call_ids: dict[str, str] = {}
         self._unanswered: list[str] = []
 
@@ -120,9 +115,8 @@ class History:
 
     def _begin(self, ref: str | None) -> None:
         self._end_run()
-        self._turn = self._latest = _Turn(ref)
+        self._turn = _Turn(ref)
         self._done.append(self._turn)
-        self._after = len(self._done)
 
     def _say(self, message: Message) -> None:
         self._end_run()
@@ -134,12 +128,7 @@ class History:
         message = Message("tool", content, tool_call_id=call_id)
         self._images += message.images
         text = message.text or ("[image]" if message.images else "")
-        output = Message("tool", text, tool_call_id=call_id)
-        if self._latest is not None and self._callers.get(call_id) is self._latest:
-            self._done.insert(self._after, output)
-            self._after += 1
-        else:
-            self._done.append(output)
+        self._done.append(Message("tool", text, tool_call_id=call_id))
 
     def _answered(self, item: JsonObject, param: str) -> str:
         """The call that an output belongs to: by call id, by item id (`local_shell_call_output`), else the oldest open one."""
@@ -195,7 +184,6 @@ class History:
         call_id = as_str(call_id, f"{param}.call_id")
         turn = self._assistant(item, param, call_id)
         turn.calls.append(ToolCall(call_id, name_of(item, param), arguments_of(item, param)))
-        self._callers[call_id] = turn
         self._unanswered.append(call_id)
         if identifier:
             self._call_ids[identifier] = call_id
