@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from polar.folders import cache_dir
+
 
 def vllm_python() -> Path:
     """`$POLAR_VLLM_PYTHON`, or the one that tests/real/install_vllm.sh makes."""
-    root = Path(os.environ.get("POLAR_CACHE") or Path.home() / ".cache" / "polar")
-    path = Path(os.environ.get("POLAR_VLLM_PYTHON") or root / "vllm" / "bin" / "python")
+    path = Path(os.environ.get("POLAR_VLLM_PYTHON") or cache_dir() / "vllm" / "bin" / "python")
     if not path.exists():
         pytest.fail(f"there is no vLLM at {path}: run tests/real/install_vllm.sh, or set POLAR_VLLM_PYTHON")
     return path

@@ -37,9 +37,23 @@ def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str = "
     return log
 
 
-def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("POLAR_CACHE", str(tmp_path))
-    assert cache_dir() == tmp_path
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"POLAR_CACHE": "/of/polar", "XDG_CACHE_HOME": "/of/all"}, "/of/polar"),
+        ({"POLAR_CACHE": "~/mine"}, "/home/me/mine"),
+        ({"XDG_CACHE_HOME": "/of/all"}, "/of/all/polar"),
+        ({"POLAR_CACHE": "", "XDG_CACHE_HOME": ""}, "/home/me/.cache/polar"),
+        ({"XDG_CACHE_HOME": "not/absolute"}, "/home/me/.cache/polar"),
+        ({}, "/home/me/.cache/polar"),
+    ],
+)
+def test_the_cache_is_where_the_variables_say(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLAR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_dir()) == expected
 
 
 def test_an_installation_appears_whole(npm: Path, tmp_path: Path) -> None:

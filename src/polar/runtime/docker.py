@@ -24,9 +24,9 @@ from typing import Any
 import aiodocker
 
 from polar.errors import ConfigError, SandboxError
+from polar.folders import cache_dir
 from polar.runtime import container_files
 from polar.runtime.base import OWNER_LABEL, SANDBOX_LABEL, ExecResult, Left, OnOutput, Place, Runtime, register
-from polar.runtime.base_image import cache_folder
 from polar.runtime.container_config import DEFAULT_WORKDIR, HOME, body, options
 from polar.runtime.container_exec import Container, even_if_cancelled
 from polar.runtime.daemon import OWN_PODMAN, Daemon, answers, candidates, discover, said
@@ -237,7 +237,7 @@ def _useful(workdir: str | None) -> str | None:
 
 async def _daemons() -> AsyncIterator[Daemon]:
     """Every daemon on this machine that sandboxes may be at, one connection after the other."""
-    folder = cache_folder().parent / "podman"
+    folder = cache_dir() / "podman"
     addresses = dict.fromkeys([*candidates(None, podman=False), *candidates(None, podman=True)])
     for address in addresses:
         if address == OWN_PODMAN or await answers(address):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 from polar.errors import ConfigError, SandboxError
-from polar.runtime.base_image import BASE_IMAGE, BUILD_S, Progress, alone, build, build_base, cache_folder, present
+from polar.folders import cache_dir
+from polar.runtime.base_image import BASE_IMAGE, BUILD_S, Progress, alone, build, build_base, present
 from polar.runtime.daemon import Daemon, discover, said
 from polar.runtime.folder_hash import folder_hash, inside
 
@@ -24,7 +25,7 @@ Pull = Literal["missing", "never", "always"]
 async def make_base(*, tag: str = BASE_IMAGE, docker_host: str | None = None, progress: Progress | None = None, again: bool = False) -> str:
     """Makes the base image at this machine's daemon, for people; `build_base` says the rest."""
     address = await discover(docker_host)
-    async with await Daemon.open(address, folder=cache_folder().parent / "podman") as daemon:
+    async with await Daemon.open(address, folder=cache_dir() / "podman") as daemon:
         return await build_base(daemon, tag=tag, progress=progress, again=again)
 
 

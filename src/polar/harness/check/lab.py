@@ -13,13 +13,14 @@ from pathlib import Path
 from polar.chat import Message
 from polar.engine.text import FastTokenizer, JinjaTemplate, load_text
 from polar.errors import EngineRejected
+from polar.folders import cache_dir
 from polar.gateway.config import EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import serving
 from polar.harness.check.prompt import read_prompt
 from polar.harness.check.sampling import answer_text, sample_ids
 from polar.harness.check.scenario import Abilities, decide
-from polar.harness.install import Progress, cache_dir, npm_install
+from polar.harness.install import Progress, npm_install
 from polar.records import Completion, Mode
 from polar.testing import Call, Reply, serve_scripted
 
