@@ -160,7 +160,8 @@ class ChatRequest:
     `thinking` is the switch (`None`: the model's default), `effort` the provider's word for how much.
     `response_format` is the OpenAI Chat form (`{"type": "json_schema", ...}`). `top_logprobs` is set only if the
     *client* asked for log-probabilities (0: chosen tokens only). `previous` names a stored response whose
-    conversation this request continues (Responses `previous_response_id`). `options` carries what only the same
+    conversation this request continues (Responses `previous_response_id`). `begun`: the last message is the beginning of the answer, which
+    the model shall go on with (Anthropic's prefill). `options` carries what only the same
     dialect's encoder needs (`include_usage`, `legacy_functions`, a Responses body to echo, ...).
     """
 
@@ -177,6 +178,7 @@ class ChatRequest:
     n: int = 1
     top_logprobs: int | None = None
     previous: str | None = None
+    begun: bool = False
     store: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 

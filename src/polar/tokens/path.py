@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import renderers
 
 from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, fold_system, join_parts, pair_results
@@ -140,7 +141,14 @@ class TokenPath:
                 shared = min(shared, restore.common_messages(request.messages[:shared], recorded))
             request = replace(request, messages=restore.restore(request.messages, recorded, shared))
         mode = "messages" if request.has_images else mode or self.mode
+        begun = ""
+        if request.begun and mode == "tokens":
+            begun = request.messages[-1].text
+            request = replace(request, messages=request.messages[:-1])
+            keys = Keys(keys.root, keys.strict[:-1], keys.loose[:-1])
+            shared = min(shared, len(request.messages))
         plan = Plan(request, keys, mode, None, match.parent, shared, tags=set(match.tags), cause=match.cause, detail=match.detail)
+        plan.begun = begun
         if mode == "messages":
             if parent is not None and plan.cause is None and parent.mode == "tokens":
                 plan.cause = Cause.IMAGE if request.has_images else Cause.RENDERER_REFUSED
@@ -148,6 +156,10 @@ class TokenPath:
             return plan
         self._write_prompt(plan, match, parent)
         assert plan.prompt_ids is not None
+        if plan.begun and self.tokenizer is not None:
+            opened = self._rendering(template_arguments(self.renderer or "", request)).opens_thinking(plan.prompt_ids)
+            text = "\n</think>\n\n" + plan.begun if opened else plan.begun
+            plan.prompt_ids = np.concatenate([plan.prompt_ids, np.array(self.tokenizer.encode(text), np.int32)])
         if self.context is not None and len(plan.prompt_ids) >= self.context:
             raise ContextOverflow(
                 f"the prompt has {len(plan.prompt_ids)} tokens, but the model's context is {self.context} tokens",
@@ -217,16 +229,17 @@ class TokenPath:
         else:
             parsed = read_engine_message(generation, self.tokenizer, calls_allowed=calls_allowed)
         message = message_from(parsed, ref)
+        whole = replace(message, content=plan.begun + message.text) if plan.begun else message
         prompt = plan.prompt_ids if plan.mode == "tokens" else generation.prompt_ids
         wanted = plan.request.top_logprobs is not None
         logprobs = client_logprobs(generation, self.tokenizer, frozenset(self.stop_token_ids)) if wanted else None
         answer = answer_from(generation, message, prompt=prompt, parsed=parsed, logprobs=logprobs)
-        digest = fingerprint.message_digest(message)
+        digest = fingerprint.message_digest(whole)
         strict = plan.keys.strict[-1] if plan.keys.strict else plan.keys.root
         loose = plan.keys.loose[-1] if plan.keys.loose else fingerprint.START
         return Reading(
             answer,
-            message,
+            whole,
             fingerprint.extend(strict, digest),
             fingerprint.extend_loose(loose, digest),
             parsed.tags,

@@ -73,11 +73,14 @@ class Plan:
     cause: Cause | None = None
     """Mode `messages`: why the prompt is expected to differ from its parent's; `settle` makes a `Break` of it where it does."""
     detail: str = ""
+    begun: str = ""
+    """The beginning of the answer, which the caller wrote: it ends the prompt and is not among the request's messages."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """A generation read back. `message` is the answer to record and file under `turn`/`loose`; `answer` is what to encode."""
+    """A generation read back. `message` is the answer to record and file under `turn`/`loose`, with what the caller had begun of it;
+    `answer` is what to encode."""
 
     answer: Answer
     message: Message

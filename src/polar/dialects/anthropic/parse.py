@@ -50,6 +50,7 @@ def parse_request(body: JsonObject, *, counting: bool = False) -> ChatRequest:
         effort=effort,
         response_format=_response_format(body),
         stream=optional_bool(body, "stream") or False,
+        begun=_is_begun(messages),
         options=options,
     )
 
@@ -78,6 +79,12 @@ def _messages(body: JsonObject, toolbox: Toolbox) -> tuple[tuple[Message, ...], 
             case _:
                 raise bad(f"{role!r} is not one of user, assistant, system", f"{path}.role")
     return conversation.done(), effort
+
+
+def _is_begun(messages: tuple[Message, ...]) -> bool:
+    """Whether a conversation ends in the beginning of an answer: text of the assistant's that nothing else came with."""
+    last = messages[-1] if len(messages) > 1 else Message("user")
+    return last.role == "assistant" and bool(last.text.strip()) and not last.thinking and not last.tool_calls
 
 
 class _Conversation:
