@@ -244,6 +244,17 @@ def test_an_output_without_a_call_id_answers_the_oldest_open_call() -> None:
     assert [message.tool_call_id for message in parsed if message.role == "tool"] == ["a", "b"]
 
 
+def test_an_output_of_no_call_is_told_to_the_model_as_it_stands() -> None:
+    """openai/codex#43296, router-for-me/CLIProxyAPI#5831: one thread's message reaches another as an output without a call, sealed or not."""
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    sealed = [{"type": "encrypted_content", "encrypted_content": "look at b.py"}]
+    told = {"type": "function_call_output", "id": "fco_1", "name": "send_message_to_thread", "output": sealed}
+    assert messages(told) == (Message("user", "look at b.py"),)
+    assert messages({"type": "function_call_output", "output": "o"}) == (Message("user", "o"),)
+    meanwhile = messages(call, told, {"type": "function_call_output", "call_id": "c1", "output": "o"})
+    assert meanwhile[1:] == (Message("user", "look at b.py"), Message("tool", "o", tool_call_id="c1"))
+
+
 def test_a_message_between_agents_is_told_to_the_model_payload_included() -> None:
     content = [{"type": "input_text", "text": "Payload:\n"}, {"type": "encrypted_content", "encrypted_content": "do it"}]
     item = {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": content}

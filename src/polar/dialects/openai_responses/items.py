@@ -123,22 +123,26 @@ class History:
         self._done.append(message)
 
     def _answer(self, item: JsonObject, param: str, content: Content) -> None:
+        """An output of no call is something that the harness lets its agent know (Codex's messages from thread to thread)."""
         self._turn = None
         call_id = self._answered(item, param)
+        if call_id is None:
+            return self._say(Message("user", content))
         message = Message("tool", content, tool_call_id=call_id)
         self._images += message.images
         text = message.text or ("[image]" if message.images else "")
         self._done.append(Message("tool", text, tool_call_id=call_id))
 
-    def _answered(self, item: JsonObject, param: str) -> str:
-        """The call that an output belongs to: by call id, by item id (`local_shell_call_output`), else the oldest open one."""
+    def _answered(self, item: JsonObject, param: str) -> str | None:
+        """The call that an output belongs to: by call id, by item id (`local_shell_call_output`), else the oldest open one. `None` if there
+        is none, or if the output names a tool instead of a call."""
         call_id = item.get("call_id")
         if call_id is not None:
             as_str(call_id, f"{param}.call_id")
         elif isinstance(item.get("id"), str):
             call_id = self._call_ids.get(item["id"])
         if call_id is None:
-            call_id = self._unanswered[0] if self._unanswered else ""
+            call_id = self._unanswered[0] if self._unanswered and "name" not in item else None
         if call_id in self._unanswered:
             self._unanswered.remove(call_id)
         return call_id
@@ -219,19 +223,11 @@ class History:
         self._tools.declare(item.get("tools", []), f"{param}.tools")
 
     def _agent_message(self, item: JsonObject, param: str) -> None:
-        """A message between a harness's agents. Codex has the provider encrypt what one agent writes to another (`"encrypted": true` in
-        the tool's schema); this gateway encrypts nothing, so what comes back as `encrypted_content` is the text as it was written."""
+        """A message between a harness's agents."""
         author = as_str(item.get("author") or "another agent", f"{param}.author")
-        texts: list[str] = []
-        for index, entry in enumerate(as_list(item.get("content") or [], f"{param}.content")):
-            where = f"{param}.content[{index}]"
-            part = as_object(entry, where)
-            sealed = part.get("encrypted_content")
-            if sealed is None:
-                texts.append(as_str(part.get("text") or "", f"{where}.text"))
-            elif not as_str(sealed, f"{where}.encrypted_content").startswith(_ENCRYPTED):
-                texts.append(sealed)
-        self._say(Message("user", f"Message from {author}:\n{''.join(texts)}"))
+        content = read_content(item.get("content"), f"{param}.content", "")
+        parts = (Text(content),) if isinstance(content, str) else content
+        self._say(Message("user", join_parts([Text(f"Message from {author}:\n"), *parts], "")))
 
     def _compaction(self, item: JsonObject, param: str) -> None:
         sealed, own = item.get("encrypted_content"), item.get("id")
@@ -301,6 +297,11 @@ def _part(item: Any, param: str) -> list[Part]:
         return [Text(_file(part, param))]
     if kind == "input_audio":
         return [Text("[audio]")]
+    if part.get("encrypted_content") is not None:
+        # Codex has the provider encrypt what one agent writes to another (`"encrypted": true` in the tool's schema); this gateway
+        # encrypts nothing, so what comes back is the text as it was written
+        sealed = as_str(part["encrypted_content"], f"{param}.encrypted_content")
+        return [] if sealed.startswith(_ENCRYPTED) else [Text(sealed)]
     if kind == "refusal":
         return [Text(as_str(part.get("refusal", ""), f"{param}.refusal"))]
     if kind in _TEXTS:
