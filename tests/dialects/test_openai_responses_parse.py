@@ -245,7 +245,7 @@ def test_an_output_without_a_call_id_answers_the_oldest_open_call() -> None:
 
 
 def test_an_output_of_no_call_is_told_to_the_model_as_it_stands() -> None:
-    """openai/codex#43296, router-for-me/CLIProxyAPI#5831: one thread's message reaches another as an output without a call, sealed or not."""
+    """openai/codex#43296, router-for-me/CLIProxyAPI#5831: a thread's message reaches another as an output of no call, sealed or not."""
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
     sealed = [{"type": "encrypted_content", "encrypted_content": "look at b.py"}]
     told = {"type": "function_call_output", "id": "fco_1", "name": "send_message_to_thread", "output": sealed}

@@ -127,7 +127,8 @@ class History:
         self._turn = None
         call_id = self._answered(item, param)
         if call_id is None:
-            return self._say(Message("user", content))
+            self._say(Message("user", content))
+            return
         message = Message("tool", content, tool_call_id=call_id)
         self._images += message.images
         text = message.text or ("[image]" if message.images else "")
