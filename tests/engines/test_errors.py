@@ -1,7 +1,9 @@
 import asyncio
 import socket
+from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from polar.chat import Sampling
@@ -45,9 +47,41 @@ OVERFLOWS = [
     ("The input (4200 tokens) is longer than the model's context length (4096 tokens).", 4200, 4096),
     ("Input length (4200 tokens) exceeds the maximum allowed length (4095 tokens). Use a shorter input", 4200, 4095),
     ("The decoder prompt (length 4200) is longer than the maximum model length of 4096.", 4200, 4096),
+    (
+        "'max_tokens' or 'max_completion_tokens' is too large: 2000. This model's maximum context length is 4096 tokens and your request "
+        "has 4200 input tokens (2000 > 4096 - 4200).",
+        4200,
+        4096,
+    ),
+    (
+        "You passed 4200 input tokens and requested 100 output tokens. However, the model's context length is only 4096 tokens, "
+        "resulting in a maximum input length of 3996 tokens. (parameter=input_tokens, value=4200)",
+        4200,
+        4096,
+    ),
+    (
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4200 `inputs` tokens and 100 `max_new_tokens`",
+        4200,
+        4096,
+    ),
+    ("Prompt length (4200) exceeds maximum input length (4096)", 4200, 4096),
+    (
+        "Trying to keep the first 4200 tokens when context the overflows. However, the model is loaded with context length of only 4096 "
+        "tokens",
+        4200,
+        4096,
+    ),
+    ("Prompt contains 4200 tokens and 0 draft tokens, too large for model with 4096 maximum context length", 4200, 4096),
+    ("This model's maximum prompt length is 4096 but the request contains 4200 tokens.", 4200, 4096),
+    ("The input token count (4200) exceeds the maximum number of tokens allowed (4096).", 4200, 4096),
     ("prompt is too long: 4200 tokens > 4096 maximum", 4200, 4096),
     ("the request exceeds the available context size", None, None),
     ("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", None, None),
+    ("max_tokens must be at least 1, got -104.", None, None),
+    ("prompt too long; exceeded max context length by 104 tokens", None, None),
+    ("The number of tokens to keep from the initial prompt is greater than the context length", None, None),
+    ("Input is too long for requested model.", None, None),
+    ("Your request exceeded model token limit: 4096", None, None),
 ]
 
 
@@ -66,6 +100,15 @@ def test_an_overflow_is_known_by_its_code_alone() -> None:
 
 def test_another_refusal_is_no_overflow() -> None:
     assert parse_overflow("temperature must be non-negative") is None
+    assert parse_overflow("max_tokens is too large: 32000. This model supports at most 16384 completion tokens") is None
+
+
+@pytest.mark.parametrize("code", [500, "context_length_exceeded"])
+def test_b85_an_overflow_that_the_server_calls_its_own_failure_is_one(code: Any) -> None:
+    """NVIDIA-NeMo/RL#3878: vLLM let a too long prompt end in a 500, and the caller sent the same request again and again."""
+    body = orjson.dumps({"error": {"message": LIMIT + "your prompt contains 4200 input tokens", "code": code}})
+    assert isinstance(error_for(500, body, {}), ContextOverflow)
+    assert not isinstance(error_for(503, body, {}), ContextOverflow)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +145,17 @@ def test_b84_statuses_become_kinds(status: int, kind: type[CallError], told: int
         b"words",
         b'{"detail":[{"msg":"words"}]}',
         b'["words"]',
+        b'[{"error":{"code":400,"message":"words","status":"INVALID_ARGUMENT"}}]',
+        b'{"errors":[{"message":"words"}]}',
+        b'{"error":{"message":null,"reason":"words"}}',
+        b'{"error":null,"message":"words"}',
+        b'{"error":true,"reason":"words"}',
     ],
 )
 def test_every_shape_of_error_body_keeps_the_words(raw: bytes) -> None:
-    assert "words" in error_for(400, raw, {}).message
+    message = error_for(400, raw, {}).message
+    assert "words" in message
+    assert "INVALID_ARGUMENT" not in message
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])

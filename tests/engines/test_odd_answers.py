@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from polar.chat import Message, Sampling, Tool, ToolChoice
+from polar.chat import Image, Message, Sampling, Text, Tool, ToolCall, ToolChoice
 from polar.engines import registered
 from polar.engines.base import Engine, Generation, MessagesRequest, TokensRequest
 from polar.errors import EngineBusy, EngineRejected, EngineUnavailable
@@ -184,3 +184,49 @@ async def test_a_login_in_the_url_is_sent_and_stands_in_no_record(kind: str) -> 
     assert heard[0] == "Basic " + base64.b64encode(b"polar:s@fe").decode()
     assert "s%40fe" not in engine.url
     assert engine.url.startswith(running.url)
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", "stop"),
+        ("eos_token", "stop"),
+        ("stop_sequence", "stop"),
+        ("model_length", "length"),
+        ("repetition", "length"),
+        ("error", "abort"),
+    ],
+)
+async def test_every_servers_word_for_an_end_is_known(reason: str, finish: str) -> None:
+    """A word that is not known counts as an abort, and then no call is ever answered. Text Generation Inference says `eos_token`, LiteLLM
+    `end_turn` (BerriAI/litellm#12481)."""
+    with server(of_choice(finish_reason=reason)) as (url, _):
+        assert (await chat("openai", url)).finish == finish
+
+
+@pytest.mark.parametrize("code", ["429", 429])
+async def test_an_error_under_status_200_may_be_the_whole_body_and_its_code_a_string(code: Any) -> None:
+    with server({"object": "error", "message": "slow down", "code": code}) as (url, _), pytest.raises(EngineBusy, match="slow down"):
+        await chat("openai", url)
+
+
+async def test_b17_openai_is_sent_a_tools_images_as_a_users() -> None:
+    """bigduu/Bamboo-agent#416, CommandCodeAI/command-code#795: in a tool message, most servers of this API refuse them."""
+    red, blue = Image("data:image/png;base64,AAAA"), Image("data:image/png;base64,BBBB")
+    sent = (
+        Message("user", "look"),
+        Message("assistant", tool_calls=(ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}"))),
+        Message("tool", (Text("red"), red), tool_call_id="a"),
+        Message("tool", (blue,), tool_call_id="b"),
+    )
+    with server(GOOD) as (url, bodies):
+        engine = registered()["openai"](url)
+        await engine.chat(MessagesRequest("m", sent, (), ToolChoice(), Sampling()))
+        await engine.chat(
+            MessagesRequest("m", (*sent, Message("assistant", "seen"), Message("user", "go on")), (), ToolChoice(), Sampling())
+        )
+        await engine.aclose()
+    first, second = (orjson.loads(body)["messages"] for body in bodies)
+    assert [(each["role"], each["content"]) for each in first[2:4]] == [("tool", "red"), ("tool", "")]
+    assert [part["image_url"]["url"] for part in first[4]["content"]] == [red.url, blue.url]
+    assert [each["role"] for each in second] == ["user", "assistant", "tool", "tool", "user", "assistant", "user"]

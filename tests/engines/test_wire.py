@@ -1,5 +1,7 @@
 """The clients against servers written from the recorded wire, whole and streamed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -251,6 +253,32 @@ async def test_openai_drops_what_the_server_refuses_by_name_and_remembers() -> N
     assert first.message is not None
     assert first.message.text == "hi"
     assert first.untrainable is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "max_tokens is too large: 32000. This model supports at most 16384 completion tokens, whereas you provided 32000.",
+        "The parameter `max_completion_tokens` is not valid: integer above maximum value, expected a value <= 16384, but got 32000.",
+        "Range of max_tokens should be [1, 16384]",
+        "Invalid max_tokens value, the valid range of max_tokens is [1, 16384]",
+        "`max_tokens` must be less than or equal to `16384`, the maximum value for `max_tokens` is less than the `context_window`",
+        "max_tokens: 32000 > 16384, which is the maximum allowed number of output tokens for this model",
+        "max_tokens=32000 cannot be greater than max_model_len=max_total_tokens=16384.",
+    ],
+)
+async def test_openai_asks_for_no_longer_an_answer_than_the_server_gives(words: str) -> None:
+    """Gitlawb/openclaude#58 and #331: every call of a harness that asks for 32,000 tokens was refused by a model that gives 16,384."""
+
+    def script(call: Call) -> Reply:
+        return Reply("hi") if call.body["max_tokens"] <= 16384 else Reply(error=EngineRejected(words))
+
+    with serve_scripted(script) as server:
+        engine = OpenAIEngine(server.url)
+        for asked in (32000, 20000, 5):
+            await engine.chat(replace(messages(), sampling=Sampling(max_tokens=asked)))
+        await engine.aclose()
+        assert [call.body["max_tokens"] for call in server.calls] == [32000, 16384, 16384, 5]
 
 
 async def test_openai_raises_a_refusal_that_names_nothing_optional() -> None:

@@ -129,8 +129,13 @@ def _argument_text(arguments: Any) -> str:
 
 _FINISH: dict[str, EngineFinish] = {
     "stop": "stop",
+    "end_turn": "stop",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
     "length": "length",
     "max_tokens": "length",
+    "model_length": "length",
+    "repetition": "length",
     "abort": "abort",
     "content_filter": "content_filter",
     "tool_calls": "tool_calls",

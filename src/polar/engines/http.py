@@ -256,14 +256,15 @@ def loads(raw: bytes) -> Any:
 
 def _raise_error_body(answer: Any, raw: bytes) -> None:
     """Some servers and proxies say 200 and then that it failed."""
-    if isinstance(answer, dict) and answer.get("error") and "choices" not in answer:
+    if isinstance(answer, dict) and "choices" not in answer and (answer.get("error") or answer.get("object") == "error"):
         raise error_for(_status_of(answer), raw, {})
 
 
 def _status_of(body: JsonObject) -> int:
-    error = body["error"]
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and 400 <= code < 600 else 500
+    """The HTTP status that an error body names, as a number or as its digits; 500 where it names none."""
+    error = body.get("error")
+    code = str((error if isinstance(error, dict) else body).get("code"))
+    return int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500
 
 
 def error_for(status: int, raw: bytes, headers: Mapping[str, str]) -> CallError:
@@ -271,7 +272,7 @@ def error_for(status: int, raw: bytes, headers: Mapping[str, str]) -> CallError:
     words, code = error_words(raw)
     words = words or f"the engine answered {status} without a reason"
     retry_after = headers.get("Retry-After")
-    if 400 <= status < 500 and status not in (401, 403, 404, 408, 429):
+    if 400 <= status <= 500 and status not in (401, 403, 404, 408, 429):  # 500: some servers crash on a prompt that is too long
         overflow = parse_overflow(words, code)
         if overflow is not None:
             return overflow
@@ -290,19 +291,20 @@ def error_for(status: int, raw: bytes, headers: Mapping[str, str]) -> CallError:
 
 def error_words(raw: bytes) -> tuple[str, str | None]:
     """(message, code) of an error body of any server's shape: `{"error": {...}}`, `{"error": "..."}`, `{"message": ...}`,
-    `{"detail": ...}`, `{"error_message": ...}`, or plain text."""
+    `{"detail": ...}`, `{"error_message": ...}`, one of these in an array, or plain text. A shape that says it elsewhere is kept whole."""
+    whole = raw[:MAX_WORDS].decode(errors="replace").strip()
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return raw[:MAX_WORDS].decode(errors="replace").strip(), None
-    if not isinstance(body, dict):
-        return str(body)[:MAX_WORDS], None
-    inner = body.get("error", body)
+        return whole, None
+    if isinstance(body, list) and len(body) == 1:
+        body = body[0]
+    inner = body.get("error") or body if isinstance(body, dict) else body
     if not isinstance(inner, dict):
-        return str(inner)[:MAX_WORDS], None
-    message = inner.get("message", inner.get("detail", inner.get("error_message", "")))
+        return inner[:MAX_WORDS] if isinstance(inner, str) else whole, None
+    message = inner.get("message") or inner.get("detail") or inner.get("error_message")
     code = inner.get("code")
-    text = message if isinstance(message, str) else orjson.dumps(message).decode()
+    text = whole if not message else message if isinstance(message, str) else orjson.dumps(message).decode()
     return text[:MAX_WORDS], code if isinstance(code, str) else None
 
 
@@ -313,6 +315,12 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         # vLLM: "... maximum context length is 4096 tokens. However, you requested 100 output tokens and your prompt contains at least 4200
         # input tokens" and "... However, your prompt contains 4200 input tokens"
         (rf"maximum context length (?:is|of) {_NUMBER} tokens.*?prompt contains {_NUMBER} input tokens", ("limit", "prompt")),
+        # vLLM 0.10: "max_tokens is too large: 4000. This model's maximum context length is 4096 tokens and your request has 200 input
+        # tokens"
+        (rf"maximum context length (?:is|of) {_NUMBER} tokens and your request has {_NUMBER} input tokens", ("limit", "prompt")),
+        # vLLM before 0.32: "You passed 4200 input tokens and requested 100 output tokens. However, the model's context length is only 4096
+        # tokens, resulting in a maximum input length of 3996 tokens"
+        (rf"passed {_NUMBER} input tokens.*?context length is only {_NUMBER} tokens", ("prompt", "limit")),
         # vLLM before 0.10, OpenAI: "... However, you requested 4300 tokens (4200 in the messages, 100 in the completion)"
         (rf"maximum context length (?:is|of) {_NUMBER} tokens.*?\({_NUMBER} in the (?:messages|prompt)", ("limit", "prompt")),
         # OpenAI: "... However, your messages resulted in 4200 tokens"
@@ -328,12 +336,27 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (rf"prompt \(length {_NUMBER}\) is longer than the maximum model length of {_NUMBER}", ("prompt", "limit")),
         # llama.cpp: "the request exceeds the available context size"; the numbers are beside the message
         (rf"request \({_NUMBER} tokens\) exceeds the available context size \({_NUMBER} tokens\)", ("prompt", "limit")),
+        # Text Generation Inference: "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4200 `inputs` tokens and 100 ..."
+        (rf"inputs` tokens \+ `max_new_tokens` must be <= {_NUMBER}\. Given: {_NUMBER}", ("limit", "prompt")),
+        # TensorRT-LLM: "Prompt length (4200) exceeds maximum input length (4096)"
+        (rf"prompt length \({_NUMBER}\) exceeds maximum input length \({_NUMBER}\)", ("prompt", "limit")),
+        # LM Studio: "Trying to keep the first 4200 tokens when context the overflows. However, the model is loaded with context length of
+        # only 4096 tokens"
+        (rf"keep the first {_NUMBER} tokens.*?context length of only {_NUMBER} tokens", ("prompt", "limit")),
+        # Mistral: "Prompt contains 4200 tokens and 0 draft tokens, too large for model with 4096 maximum context length"
+        (rf"prompt contains {_NUMBER} tokens.*?too large for model with {_NUMBER} maximum context length", ("prompt", "limit")),
+        # xAI: "This model's maximum prompt length is 4096 but the request contains 4200 tokens"
+        (rf"maximum prompt length is {_NUMBER} but the request contains {_NUMBER} tokens", ("limit", "prompt")),
+        # Google: "The input token count (4200) exceeds the maximum number of tokens allowed (4096)"
+        (rf"input token count \(?{_NUMBER}\)? exceeds the maximum number of tokens allowed \(?{_NUMBER}", ("prompt", "limit")),
         # Anthropic: "prompt is too long: 4200 tokens > 4096 maximum"
         (rf"prompt is too long: {_NUMBER} tokens > {_NUMBER} maximum", ("prompt", "limit")),
-        # vLLM where the prompt fills the context to the last token
-        (r"max_tokens must be at least 1, got 0", ()),
+        # vLLM where the prompt fills the context, or more than fills it
+        (r"max_tokens must be at least 1, got (?:0|-\d+)\b", ()),
         (rf"maximum context length (?:is|of) {_NUMBER} tokens", ("limit",)),
-        (r"exceeds the available context size|exceeds? (?:the )?(?:model's )?context (?:window|length)|prompt is too long", ()),
+        # llama.cpp, OpenAI, LM Studio, Ollama, Bedrock, Moonshot
+        (r"exceeds the available context size|exceed(?:s|ed)? (?:the )?(?:model's )?(?:max(?:imum)? )?context (?:window|length)", ()),
+        (r"greater than the context length|(?:prompt|input) (?:is )?too long|exceeded model token limit", ()),
     )
 )
 

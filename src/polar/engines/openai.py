@@ -1,17 +1,18 @@
 """Any server that speaks OpenAI Chat Completions. Untrainable unless it returns ids and log-probabilities, vLLM's way.
 
 What not every server knows (ids, log-probabilities, template arguments) is asked for until the server refuses it by name, and
-then never again.
+then never again. So is a longer answer than the server gives: harnesses ask for 32,000 tokens and more.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from polar.chat import JsonObject
+from polar.chat import Image, JsonObject, Message
 from polar.engines.arrays import ids_array, settle
 from polar.engines.base import Engine, EngineInfo, Generation, MessagesRequest, register
 from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
@@ -20,6 +21,16 @@ from polar.engines.vllm import chat_logprobs, choices_of
 from polar.errors import EngineRejected
 
 _OPTIONAL = ("return_token_ids", "logprobs", "top_logprobs", "chat_template_kwargs", "top_k", "min_p", "repetition_penalty", "seed")
+
+_MOST = re.compile(
+    r"at most (\d+) completion tokens"  # OpenAI
+    r"|expected a value <= (\d+)"  # Volcengine
+    r"|max_tokens (?:should be|is) \[1, ?(\d+)\]"  # DashScope, DeepSeek
+    r"|less than or equal to `?(\d+)"  # Groq
+    r"|> (\d+), which is the maximum allowed number of output tokens"  # Anthropic
+    r"|greater than max_model_len=(?:max_total_tokens=)?(\d+)"  # vLLM
+)
+"""The longest answer that a server gives, in the words that it refuses a longer one with."""
 
 
 @register
@@ -32,6 +43,7 @@ class OpenAIEngine(HttpEngine):
         Engine.__init__(self, url, api_key=api_key, timeout_s=timeout_s)
         self._base = "" if urlsplit(self.url).path.strip("/") else "/v1"
         self._refused: set[str] = set()
+        self._most: int | None = None
 
     async def info(self) -> EngineInfo:
         listing = await self.get(f"{self._base}/models")
@@ -53,15 +65,23 @@ class OpenAIEngine(HttpEngine):
             try:
                 return await self.post(f"{self._base}/chat/completions", body)
             except EngineRejected as error:
-                refused = self._named(error.message, body)
-                if error.status not in (400, 422) or not refused:
+                if error.status not in (400, 422):
                     raise
-                self._refused |= refused
+                most, refused = _most(error.message), self._named(error.message, body)
+                if most is not None and most < (request.sampling.max_tokens or 0) and most != self._most:
+                    self._most = most
+                elif refused:
+                    self._refused |= refused
+                else:
+                    raise
 
     def _body(self, request: MessagesRequest) -> JsonObject:
+        request = replace(request, messages=_images_from_users(request.messages))
         body = {**chat_body(request), "return_token_ids": True, "logprobs": True, "top_logprobs": request.top_logprobs or 0}
         if request.effort is not None:
             body["reasoning_effort"] = request.effort
+        if self._most is not None and "max_tokens" in body:
+            body["max_tokens"] = min(body["max_tokens"], self._most)
         if "max_tokens" in self._refused and "max_tokens" in body:
             body["max_completion_tokens"] = body.pop("max_tokens")
         return {key: value for key, value in body.items() if key not in self._refused}
@@ -88,3 +108,24 @@ class OpenAIEngine(HttpEngine):
             cached_tokens=usage.get("cached_tokens", 0),
             top=tops,
         )
+
+
+def _images_from_users(messages: Sequence[Message]) -> list[Message]:
+    """OpenAI takes images from users only: those of tool results go into a user message after the last result of their turn."""
+    sent: list[Message] = []
+    images: list[Image] = []
+    for message in (*messages, None):
+        if images and (message is None or message.role != "tool"):
+            sent.append(Message("user", tuple(images)))
+            images = []
+        if message is not None and message.role == "tool" and message.images:
+            images.extend(message.images)
+            message = replace(message, content=message.text)
+        if message is not None:
+            sent.append(message)
+    return sent
+
+
+def _most(words: str) -> int | None:
+    found = _MOST.search(words)
+    return None if found is None else int(found[found.lastindex or 0])

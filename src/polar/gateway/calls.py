@@ -264,7 +264,8 @@ class Call:
             asked = sampled.sampling.max_tokens
             if asked is None or room < 1 or room >= asked:
                 raise
-            sampled.sampling = replace(sampled.sampling, max_tokens=room)
+            at_least = error.prompt_tokens == (error.limit or 0) - asked + 1  # vLLM counts no further: it alone knows the room that is left
+            sampled.sampling = replace(sampled.sampling, max_tokens=None if at_least else room)
             sampled.tags.add("clamped")
             return await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))
 

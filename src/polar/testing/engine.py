@@ -165,11 +165,11 @@ def _fake_top(token: int, logprob: float, params: Params) -> list[tuple[int, flo
 
 def _as_api_error(error: Exception) -> Exception:
     """A script may raise the gateway's own errors: over HTTP they become what a server would have sent."""
-    if isinstance(error, ContextOverflow):
-        return overflow_error(error.prompt_tokens or 0, error.limit or 0)
     if isinstance(error, CallError):
         headers = {"Retry-After": error.retry_after} if error.retry_after is not None else {}
         wrapped = ApiError(error.status, error.message, param=error.param, headers=headers)
+        if isinstance(error, ContextOverflow):
+            wrapped = overflow_error(error.prompt_tokens or 0, error.limit or 0)
         wrapped.__cause__ = error
         return wrapped
     return error
