@@ -199,6 +199,17 @@ async def test_a_live_session_in_mode_messages_is_replayed(gateway: Open) -> Non
         assert (await gw.completions(session))[0].mode == "messages"
 
 
+@every_player
+async def test_no_text_ends_a_line_of_the_stream(gateway: Open, kind: type[Player]) -> None:
+    """langgenius/dify#39008, Soju06/codex-lb#1010: httpx's `iter_lines` splits at these and finds half an event."""
+    text = "a\u2028b\u2029c\u0085d\\\u2028e"
+    async with gateway([text]) as gw:
+        _, client = await gw.session()
+        turn = await kind().user("Go.").turn(client, True)
+        assert turn.text == text
+        assert turn.answer.body.decode().splitlines() == turn.answer.body.decode().split("\n")[:-1]
+
+
 async def test_b45_sequence_numbers_rise_through_pings_and_live_deltas(gateway: Open) -> None:
     async with gateway([Reply(THINKING + "one two", delay_s=0.05, token_delay_s=0.01)], stream="live", **QUICK) as gw:
         _, client = await gw.session()

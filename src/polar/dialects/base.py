@@ -191,7 +191,16 @@ def replay(encoder: Encoder, answers: Sequence[Answer], *, start: bool = True) -
 def sse(data: JsonObject, event: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+    return head + b"data: " + line(data) + b"\n\n"
+
+
+def line(data: JsonObject) -> bytes:
+    """JSON that every client takes for one line. U+0085, U+2028 and U+2029 may stand in JSON, but many clients of streams (all that use
+    `str.splitlines`, and so httpx's `iter_lines`) end a line at them, and find half an event."""
+    text = orjson.dumps(data)
+    if not text.isascii():
+        text = text.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029").replace(b"\xc2\x85", b"\\u0085")
+    return text
 
 
 _REGISTRY: dict[str, Dialect] = {}

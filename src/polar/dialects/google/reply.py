@@ -8,8 +8,8 @@ Thoughts go out only where `includeThoughts` asked for them. The first part of a
 carry a `thoughtSignature`: base64 of `polar:` and the completion's reference, which clients echo.
 
 Two facts of the official SDKs shape the bytes. Both read anything but `data:` lines as an event of its own (a comment makes the
-Python one fail and the JavaScript one stall), so a ping is an empty line; and JavaScript's stops at U+2028 and U+2029, so these (and
-U+0085) are escaped. An error in a stream is bare JSON, not an event, which is what both look for.
+Python one fail and the JavaScript one stall), so a ping is an empty line; and an error in a stream is bare JSON, not an event, which is
+what both look for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polar.chat import (
     Usage,
     deltas,
 )
-from polar.dialects.base import Encoder, Reply
+from polar.dialects.base import Encoder, Reply, line
 from polar.dialects.google.errors import error_body
 from polar.errors import CallError
 
@@ -136,7 +136,7 @@ class _GoogleEncoder(Encoder):
         return b"".join(self._send(self._candidates.candidate(choice, [part])) for choice, part in held.items())
 
     def _send(self, candidate: JsonObject) -> bytes:
-        return self._frame(_dumps(self._candidates.response([candidate])))
+        return self._frame(line(self._candidates.response([candidate])))
 
     def _frame(self, data: bytes) -> bytes:
         raise NotImplementedError
@@ -155,7 +155,7 @@ class SseEncoder(_GoogleEncoder):
         return b"\n"
 
     def error(self, error: CallError) -> bytes:
-        return self._released() + _dumps(error_body(error)) + b"\n\n"
+        return self._released() + line(error_body(error)) + b"\n\n"
 
     def _frame(self, data: bytes) -> bytes:
         return b"data: " + data + b"\n\n"
@@ -180,7 +180,7 @@ class ArrayEncoder(_GoogleEncoder):
         return b"\n"
 
     def error(self, error: CallError) -> bytes:
-        return self._released() + self._frame(_dumps(error_body(error))) + b"]"
+        return self._released() + self._frame(line(error_body(error))) + b"]"
 
     def _frame(self, data: bytes) -> bytes:
         separator, self._separator = self._separator, b",\r\n"
@@ -246,10 +246,3 @@ def _logprobs_result(logprobs: list[TokenLogprob], top: int) -> JsonObject:
             {"candidates": [{"token": token, "logProbability": logprob} for token, logprob in entry.top[:top]]} for entry in logprobs
         ]
     return {"avgLogprobs": sum(entry.logprob for entry in logprobs) / len(logprobs), "logprobsResult": result}
-
-
-def _dumps(value: JsonObject) -> bytes:
-    text = orjson.dumps(value)
-    for raw, escaped in ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085")):
-        text = text.replace(raw, escaped)
-    return text
