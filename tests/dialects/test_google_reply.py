@@ -207,6 +207,12 @@ def test_b83_pings_are_blank_wherever_they_fall() -> None:
         assert "".join(part["text"] for part in parts_of(chunks)) == "ab"
 
 
+def test_a_models_card_tells_its_length() -> None:
+    card = GOOGLE.card("m", 4096)
+    assert (card["inputTokenLimit"], card["outputTokenLimit"]) == (4096, 4096)
+    assert GOOGLE.card("m", None) == GOOGLE.model("m")
+
+
 def test_line_separators_that_break_clients_are_escaped() -> None:
     data = stream(request(), says("a\u2028b\u2029c\u0085d"))
     assert len(data.decode().splitlines()) == 2

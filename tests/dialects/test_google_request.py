@@ -118,7 +118,11 @@ def test_key_in_header_or_query(headers: dict[str, str], query: dict[str, str], 
 def test_b70_both_schema_forms() -> None:
     verbatim = {"type": "object", "properties": {"p": {"type": "string"}}, "required": ["p"]}
     openapi = {"type": "OBJECT", "properties": {"n": {"type": "ARRAY", "items": {"type": "STRING"}, "nullable": True}}}
-    declarations = [{"name": "w", "parametersJsonSchema": verbatim}, {"name": "o", "parameters": openapi}, {"name": "z"}]
+    declarations = [
+        {"name": "w", "parametersJsonSchema": verbatim},
+        {"name": "o", "parameters": openapi},
+        {"name": "z", "parametersJsonSchema": {}},
+    ]
     assert parse(tools=[{"functionDeclarations": declarations}]).tools == (
         Tool("w", None, verbatim),
         Tool("o", None, {"type": "object", "properties": {"n": {"type": ["array", "null"], "items": {"type": "string"}}}}),
@@ -219,6 +223,8 @@ def test_every_calling_mode(config: dict[str, Any], expected: ToolChoice) -> Non
         {"system_instruction": {"parts": [{"text": "A"}, {"text": "B"}]}},
         {"systemInstruction": {"parts": {"text": "A\nB"}}},
         {"systemInstruction": "A\nB"},
+        {"systemInstruction": [{"text": "A"}, "B"]},
+        {"systemInstruction": {"text": "A\nB"}},
     ],
 )
 def test_b71_every_spelling_of_the_system_instruction(system: dict[str, Any]) -> None:
@@ -318,15 +324,17 @@ def test_b17_images_inside_and_beside_a_function_response_arrive() -> None:
     assert messages[3] == Message("user", (image,))
 
 
-def test_the_url_safe_base64_of_the_python_sdk_becomes_the_standard_one() -> None:
-    part = {"inlineData": {"mimeType": "image/png", "data": "-_-_"}}
-    assert history(user(part))[0].content == (Image("data:image/png;base64,+/+/"),)
+@pytest.mark.parametrize(("data", "standard"), [("-_-_", "+/+/"), ("-_8", "+/8="), ("+/8=", "+/8=")])
+def test_base64_in_either_alphabet_and_unpadded_becomes_the_standard_one(data: str, standard: str) -> None:
+    part = {"inlineData": {"mimeType": "IMAGE/PNG", "data": data}}
+    assert history(user(part))[0].content == (Image(f"data:image/png;base64,{standard}"),)
 
 
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
         ({"inlineData": {"mimeType": "text/plain", "data": "aGk="}}, "hi"),
+        ({"inlineData": {"mimeType": "application/json; charset=utf-8", "data": "aGk"}}, "hi"),
         ({"inlineData": {"mimeType": "audio/mp3", "data": "AAAA"}}, "[audio/mp3 data: this model cannot read it]"),
         (
             {"fileData": {"mimeType": "application/pdf", "fileUri": "gs://b/f"}},

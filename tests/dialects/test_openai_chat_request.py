@@ -148,6 +148,8 @@ def test_images_are_parts_with_their_detail() -> None:
         ({"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}}, "a.pdf (application/pdf)"),
         ({"type": "file", "file": {"file_id": "file-1"}}, "file-1"),
         ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "audio (wav)"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "[video: this model cannot read it]"),
+        ({"type": "audio_url", "audio_url": {"url": "https://x/y.mp3"}}, "[audio: this model cannot read it]"),
     ],
 )
 def test_what_no_model_here_can_read_becomes_a_placeholder_that_names_it(part: dict[str, Any], expected: str) -> None:

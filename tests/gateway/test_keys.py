@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from gateway_players import NAMES, PLAYERS, TEXT, Anthropic, Chat, Google, Playe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polar.gateway.api import parse_scope
 from polar.store.export import completion_to_json
 from polar.testing.asgi import AsgiClient
 from polar.testing.engine import Reply
@@ -103,10 +105,19 @@ async def test_the_prefix_wins_over_a_key_in_a_header(gateway: Open, kind: type[
 
 @every_player
 async def test_a_base_url_that_ends_in_a_slash_works(gateway: Open, kind: type[Player]) -> None:
-    async with gateway(["Hi."]) as gw:
-        _, client = await gw.session()
+    """getcmd-dev/cmd#157: `/v1beta//models` was not found. A base URL may end before, in or after the version, and after the key."""
+    async with gateway(lambda call: "Hi.") as gw:
+        session, client = await gw.session()
         player = kind().user("Go.")
-        assert (await client.post("/" + player.path(False), player.body(False))).status == 200
+        version, rest = re.fullmatch("(/v1(?:beta)?)(.*)", player.path(False)).groups()  # type: ignore[union-attr]
+        for path in ("/" + version + rest, version + "/" + rest):
+            assert (await client.post(path, player.body(False))).status == 200
+        assert {completion.model_requested for completion in await gw.completions(session)} == {"m"}
+
+
+def test_a_key_is_found_behind_two_slashes() -> None:
+    request = parse_scope({"method": "POST", "path": "//s/the-key//v1/chat/completions", "headers": []})
+    assert (request.key, request.path) == ("the-key", "/v1/chat/completions")
 
 
 @every_player

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -227,12 +228,11 @@ def parse_scope(scope: Scope) -> Request:
     """Key, dialect and route of an HTTP request; nothing of it fails."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    path: str = scope["path"]
+    path = re.sub("//+", "/", scope["path"])  # a base URL that ends in a slash makes two of it
     key: str | None = None
     if path.startswith("/s/"):
-        key, slash, rest = path[3:].partition("/")
-        path = slash + rest
-    path = "/" + path.lstrip("/")  # a base URL that ends in a slash makes two of it
+        key, _, rest = path[3:].partition("/")
+        path = "/" + rest
     dialects = registered()
     dialect, route = None, None
     for candidate in dialects.values():

@@ -95,6 +95,10 @@ class Google(Dialect):
             "supportedGenerationMethods": ["generateContent", "countTokens"],
         }
 
+    def card(self, name: str, context: int | None) -> JsonObject:
+        limits = {} if context is None else {"inputTokenLimit": context, "outputTokenLimit": context}
+        return self.model(name) | limits
+
 
 def _google_headers(headers: Mapping[str, str]) -> bool:
     return "x-goog-api-key" in headers or "x-goog-api-client" in headers

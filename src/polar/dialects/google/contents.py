@@ -73,10 +73,8 @@ def plural(value: Any, param: str) -> list[Any]:
 def messages(system: Any, contents: Any) -> tuple[Message, ...]:
     """The system instruction, if any, then the contents' messages in order."""
     result: list[Message] = []
-    if isinstance(system, str):
-        result.append(Message("system", system))
-    elif system is not None:
-        result.append(Message("system", _content(_parts(system, "systemInstruction"), "\n")))
+    if system is not None:
+        result.append(Message("system", _content(_parts(_instruction(system), "systemInstruction"), "\n")))
     turns = _turns(contents)
     if not turns:
         raise bad("must hold at least one content", "contents")
@@ -89,6 +87,13 @@ def messages(system: Any, contents: Any) -> tuple[Message, ...]:
         else:
             result.extend(_user(parts, pairing))
     return tuple(result)
+
+
+def _instruction(system: Any) -> Any:
+    """A system instruction as a content, where its text, its parts or a part of it were sent in its place."""
+    if isinstance(system, str | list):
+        return {"parts": [system] if isinstance(system, str) else system}
+    return {"parts": system} if isinstance(system, dict) and "text" in system else system
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +244,12 @@ def _piece(part: _RawPart) -> Part | None:
 
 
 def _inline(value: Any, param: str) -> Part:
-    """The official Python SDK writes bytes in the URL-safe alphabet; what goes on is the standard one."""
+    """Google takes bytes in the standard or in the URL-safe alphabet (so the official Python SDK), padded or not; what goes on is the
+    standard one, padded."""
     blob = fields(value, param, "mimeType", "data")
-    mime = as_str(blob.get("mimeType", "application/octet-stream"), f"{param}.mimeType")
+    mime = as_str(blob.get("mimeType", "application/octet-stream"), f"{param}.mimeType").partition(";")[0].strip().lower()
     data = as_str(blob.get("data", ""), f"{param}.data").replace("-", "+").replace("_", "/")
+    data += "=" * (-len(data) % 4)
     if mime.startswith("image/"):
         return Image(data_url(mime, data))
     if mime.startswith("text/") or mime == "application/json":

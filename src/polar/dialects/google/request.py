@@ -83,9 +83,9 @@ def _tool(value: Any, param: str) -> Tool:
     declaration = fields(value, param, "name", "description", "parameters", "parametersJsonSchema")
     name = as_str(declaration.get("name"), f"{param}.name")
     description = optional_str(declaration, "description")
-    if (schema := declaration.get("parametersJsonSchema")) is not None:
+    if schema := as_object(declaration.get("parametersJsonSchema", {}), f"{param}.parametersJsonSchema"):
         check_depth(schema, f"{param}.parametersJsonSchema")
-        return Tool(name, description, as_object(schema, f"{param}.parametersJsonSchema"))
+        return Tool(name, description, schema)
     if declaration.get("parameters"):
         return Tool(name, description, json_schema(declaration["parameters"], f"{param}.parameters"))
     return Tool(name, description)

@@ -4,7 +4,7 @@ Decisions, where the protocol leaves a choice or a self-hosted model cannot foll
 
 * `content` null, `""` and missing are one and the same: empty text.
 * Text parts of one message are joined by a newline.
-* Audio, and files that are neither image nor text, become a placeholder that names them: the model is told, never silently cut off.
+* Audio, video, and files that are neither image nor text, become a placeholder that names them: the model is told, never silently cut off.
 * `functions`/`function_call` become tools; the calls of such a history get ids made from their position.
 * A hosted tool that only OpenAI can run is left out of the tools; a choice that names it falls back to `auto`.
 * `n`, `stop`, `max_completion_tokens` and the sampling parameters of vLLM (`top_k`, `min_p`, ...) are taken as written.
@@ -176,6 +176,8 @@ def _part(value: Any, param: str) -> Part:
         case "input_audio":
             audio = as_object(part.get("input_audio"), f"{param}.input_audio")
             return Text(f"[audio ({_optional_str(audio, 'format', param) or 'unknown format'}): this model cannot hear it]")
+        case "audio_url" | "video_url":
+            return Text(f"[{kind.removesuffix('_url')}: this model cannot read it]")
         case _:
             raise bad(f"unknown part type {kind!r}; use text, image_url, refusal, input_audio or file", f"{param}.type")
 
