@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from polar.chat import Image, Message, Sampling, Text, Tool, ToolCall, ToolChoice
 from polar.engines import registered
 from polar.engines.base import Engine, Generation, MessagesRequest, TokensRequest
-from polar.errors import EngineBusy, EngineRejected, EngineUnavailable
+from polar.errors import EngineBusy, EngineError, EngineRejected, EngineUnavailable
 from polar.testing import serve_app
 
 JsonObject = dict[str, Any]
@@ -50,7 +51,7 @@ def server(body: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...
             raw, more = raw + event.get("body", b""), event.get("more_body", False)
         seen.append(raw)
         await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-        await send({"type": "http.response.body", "body": orjson.dumps(body)})
+        await send({"type": "http.response.body", "body": body if isinstance(body, bytes) else orjson.dumps(body)})
 
     with serve_app(app) as running:
         yield running.url, seen
@@ -202,6 +203,22 @@ async def test_every_servers_word_for_an_end_is_known(reason: str, finish: str) 
     `end_turn` (BerriAI/litellm#12481)."""
     with server(of_choice(finish_reason=reason)) as (url, _):
         assert (await chat("openai", url)).finish == finish
+
+
+async def test_half_a_surrogate_pair_is_replaced() -> None:
+    raw = dict.fromkeys(("content", "reasoning"), "a\ud83d b \U0001f600")
+    with server(json.dumps(of_choice(message=raw)).encode()) as (url, _):
+        message = (await chat("vllm", url)).message
+    assert message is not None
+    assert (message.text, message.reasoning) == ("a\ufffd b \U0001f600", "a\ufffd b \U0001f600")
+
+
+@pytest.mark.parametrize(("name", "status"), [(b"retry-after", 429), (b"location", 307)])
+async def test_a_header_that_nobody_can_read_is_not_told(name: bytes, status: int) -> None:
+    with server({}, status, ((name, b"\xff"),)) as (url, _), pytest.raises(EngineError) as caught:
+        await chat("vllm", url)
+    assert caught.value.retry_after is None
+    assert caught.value.message.isascii()
 
 
 @pytest.mark.parametrize("code", ["429", 429])

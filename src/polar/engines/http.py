@@ -157,7 +157,7 @@ class HttpEngine(Engine):
     def _refuse_redirect(self, status: int, target: str | None) -> None:
         """A redirected POST arrives as a GET, and the gateway's key would go wherever it points."""
         if 300 <= status < 400:
-            raise EngineUnavailable(f"{self.url} redirects to {target or 'nowhere'}: give the engine's own URL")
+            raise EngineUnavailable(f"{self.url} redirects to {_told(target) or 'nowhere'}: give the engine's own URL")
 
     def _lost(self, error: BaseException, timeout_s: float | None) -> CallError:
         if isinstance(error, aiohttp.ClientConnectorError):
@@ -244,12 +244,13 @@ def _as_list(value: Any) -> Any:
 
 
 def loads(raw: bytes) -> Any:
-    """Parses a server's JSON, the NaN and Infinity literals of careless ones included (B95)."""
+    """Parses a server's JSON, the NaN and Infinity literals of careless ones included (B95); half a surrogate pair becomes U+FFFD."""
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
         try:
-            return json.loads(raw)
+            text = json.dumps(json.loads(raw), ensure_ascii=False)
+            return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         except ValueError as error:
             raise EngineUnavailable(f"the engine's answer is not JSON: {raw[:200].decode(errors='replace')!r}") from error
 
@@ -271,7 +272,7 @@ def error_for(status: int, raw: bytes, headers: Mapping[str, str]) -> CallError:
     """A server's error answer as Polar's, its words and Retry-After kept."""
     words, code = error_words(raw)
     words = words or f"the engine answered {status} without a reason"
-    retry_after = headers.get("Retry-After")
+    retry_after = _told(headers.get("Retry-After"))
     if 400 <= status <= 500 and status not in (401, 403, 404, 408, 429):  # 500: some servers crash on a prompt that is too long
         overflow = parse_overflow(words, code)
         if overflow is not None:
@@ -287,6 +288,11 @@ def error_for(status: int, raw: bytes, headers: Mapping[str, str]) -> CallError:
     if status >= 500:
         return EngineUnavailable(words, code=code, retry_after=retry_after)
     return EngineRejected(words, status=status, code=code)
+
+
+def _told(value: str | None) -> str | None:
+    """A header's value, where it can be told to others: what is not ASCII has no encoding here."""
+    return value if value is not None and value.isascii() else None
 
 
 def error_words(raw: bytes) -> tuple[str, str | None]:
