@@ -52,7 +52,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,  # nothing here asks for a client's address
         date_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=120,  # above the 90 s of clients in Rust and Go, so that they never reuse a connection that is being closed
         backlog=2048,
         h11_max_incomplete_event_size=256 * 1024,
     )
