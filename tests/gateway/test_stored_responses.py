@@ -31,6 +31,46 @@ async def test_b51_a_stored_response_is_continued(gateway: Open) -> None:
         assert extends(second, first)
 
 
+@both_ways
+async def test_a_stored_response_is_continued_under_its_own_instructions_and_more_than_once(gateway: Open, stream: bool) -> None:
+    """BerriAI/litellm#37956 (a stream's id led nowhere); instructions are those of each call, as the provider documents."""
+    async with gateway(["One.", "Two.", "Three."]) as gw:
+        session, client = await gw.session()
+
+        async def ask(text: str, **fields: Any) -> str:
+            answer = await client.post("/v1/responses", {"model": "m", "input": text, "stream": stream, **fields})
+            created = answer.events()[0]["response"] if stream else answer.json()
+            return str(created["id"])
+
+        first = await ask("one", instructions="INSTRUCTED")
+        await ask("two", previous_response_id=first)
+        await ask("three", previous_response_id=first, instructions="OTHERWISE")
+        texts = [call.text for call in gw.engine.calls]
+        assert ["INSTRUCTED" in text for text in texts] == [True, False, False]
+        assert texts[1].index("one") < texts[1].index("One.") < texts[1].index("two")
+        assert texts[2].startswith("<|im_start|>system\nOTHERWISE<|im_end|>")
+        assert "two" not in texts[2]
+        assert [completion.parent for completion in await gw.completions(session)] == [None, 0, 0]
+
+
+@pytest.mark.parametrize("referred", [("reasoning",), ("reasoning", "function_call"), ("function_call",)], ids="-".join)
+async def test_an_answer_may_be_sent_back_in_part_by_reference(gateway: Open, referred: tuple[str, ...]) -> None:
+    """vercel/ai#10827: a client refers to the items that it knows the ids of, and sends the others whole, or not at all."""
+    async with gateway([THINKING + call_text(), "Done."]) as gw:
+        session, client = await gw.session()
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client)
+        echoed = player.history[1:]
+        player.history[1:] = [{"type": "item_reference", "id": item["id"]} for item in echoed if item["type"] in referred]
+        if "function_call" not in referred:
+            player.history += [{key: item[key] for key in item if key != "id"} for item in echoed if item["type"] == "function_call"]
+        await player.results(turn, "x.py").turn(client)
+        first, second = await gw.completions(session)
+        assert (second.parent, second.broken) == (0, None)
+        assert extends(second, first)
+
+
 async def test_b51_an_unknown_previous_response_is_refused(gateway: Open) -> None:
     async with gateway([]) as gw:
         session, client = await gw.session()
