@@ -41,6 +41,12 @@ def test_without_a_baseline_rewards_that_agree_are_not_divided_by_nothing() -> N
     assert list(advantages(group(1), Advantage("none")).values.values()) == [1.0]
 
 
+def test_rewards_of_any_size_have_a_deviation() -> None:
+    """An evaluator's number may be anything; its square may be none."""
+    assert list(advantages(group(1e200, 0)).values.values()) == pytest.approx([1.0, -1.0])
+    assert list(advantages(group(1e-200, 0), Advantage(epsilon=0, tolerance=0)).values.values()) == pytest.approx([1.0, -1.0])
+
+
 def test_a_rollout_without_reward_is_in_no_statistic() -> None:
     found = advantages(group(1, None, 0), Advantage(scale="none"))
     assert list(found.values.values()) == [0.5, -0.5]

@@ -81,6 +81,15 @@ def test_several_minibatches_clip_against_the_policy_at_the_start() -> None:
     assert report.ratio != 1.0
 
 
+def test_each_of_several_minibatches_has_the_gradient_of_a_batch() -> None:
+    """A token weighs its share of the batch; where an optimiser step sees half of the tokens, its gradient was half as large and was
+    clipped at twice the norm (huggingface/trl#6024)."""
+    row = replace(batch(5)[0], weights=torch.full((6,), 1 / (4 * 6)))
+    norms = [Learner(policy(), replace(HOW, lr=1e-12, minibatches=count)).step([row] * 4) for count in (1, 2, 4)]
+    assert [report.grad_norm for report in norms] == pytest.approx([norms[0].grad_norm] * 3, rel=1e-6)
+    assert [report.loss for report in norms] == pytest.approx([norms[0].loss] * 3, rel=1e-6)
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
     learner = Learner(policy(), HOW)
     before = weights(learner.policy)

@@ -85,6 +85,31 @@ def test_what_weighs_nothing_may_hold_anything() -> None:
     assert new.grad.tolist() == [-1.0, 0.0]
 
 
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("drift", [-200.0, 200.0])
+def test_a_token_whose_ratio_is_beyond_all_numbers_leaves_the_others_their_gradient(drift: float, advantage: float) -> None:
+    """Elsewhere a log-ratio of 89 and more was infinite after `exp`, and the gradient of the whole batch NaN, even where the clip took the
+    token away (THUDM/slime#2198, radixark/miles#1363, PrimeIntellect-ai/prime-rl#2972)."""
+    new = torch.tensor([-1.0, -1.0], requires_grad=True)
+    old = torch.tensor([-1.0, -1.0 - drift])
+    terms = grpo_loss(new, torch.tensor([1.0, advantage]), torch.ones(2), old, old=old, how=Loss())
+    terms.loss.backward()
+    assert new.grad is not None
+    assert new.grad[0] == -1.0
+    assert math.isfinite(new.grad[1])
+    assert all(math.isfinite(float(value)) for value in (terms.loss, terms.ratio, terms.mismatch))
+
+
+def test_a_policy_far_from_its_reference_is_led_back_by_a_finite_gradient() -> None:
+    """k3 was infinite there, and so was the loss (huggingface/trl#3015)."""
+    new = torch.tensor([-200.0], requires_grad=True)
+    terms = grpo_loss(new, torch.zeros(1), torch.ones(1), torch.tensor([-200.0]), reference=torch.tensor([-1.0]), how=Loss(beta=0.1))
+    terms.loss.backward()
+    assert new.grad is not None
+    assert math.isfinite(terms.loss.item())
+    assert -math.inf < new.grad.item() < 0
+
+
 @pytest.mark.parametrize("wrong", [{"clip_low": 1.0}, {"clip_high": -0.1}, {"tis_cap": 0.0}, {"dual_clip": 1.0}])
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError):

@@ -53,6 +53,12 @@ def test_spans_beyond_the_staleness_bound_are_not_trained_the_rest_of_the_row_is
         weights([], [], max_staleness=1)
 
 
+@pytest.mark.parametrize("version", ["default", "v5", "--5", "²", ""])
+def test_a_version_that_is_no_number_is_no_version_of_the_trainers(version: str) -> None:
+    found = weights([row("a", (2, version), (1, "5"))], [True], policy_version=5, max_staleness=9)
+    assert (found.stepped, found.stale) == (1, 2)
+
+
 @given(
     st.lists(
         st.tuples(

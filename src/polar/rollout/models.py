@@ -100,6 +100,8 @@ class TaskRequest(_Request):
     evaluator: EvaluatorSpec | None = None
     callback_url: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """The caller's own. `group_id` and `rollout_id` go into the rows; by default the task and the session are these. Samples of one task
+    are rollouts of their own all the same: after the first, with `/` and the sample's number."""
 
     kind: Literal["train", "eval"] = "train"
     """What sampling the gateway uses: the trainer's, or the harness's own."""

@@ -105,7 +105,7 @@ def spread(rewards: Sequence[float], how: Advantage) -> float:
     if how.scale == "none" or not rewards or _agree(rewards, how):
         return 1.0
     mean = math.fsum(rewards) / len(rewards)
-    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) + how.epsilon
+    return math.hypot(*(reward - mean for reward in rewards)) / math.sqrt(len(rewards)) + how.epsilon
 
 
 def _agree(rewards: Sequence[float], how: Advantage) -> bool:

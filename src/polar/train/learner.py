@@ -41,7 +41,8 @@ class Optimisation:
     token_budget: int = 32_768
     """Tokens of a micro-batch, a beginning that its rows have in common counted once; a longer row goes alone."""
     minibatches: int = 1
-    """Optimiser steps a batch. Beyond one, the policy at the batch's start is the proximal one of the clip."""
+    """Optimiser steps a batch. Beyond one, the policy at the batch's start is the proximal one of the clip, and each step's gradient stands
+    for that of the whole batch: what it is clipped at does not depend on how many there are."""
 
     def __post_init__(self) -> None:
         if self.schedule != "constant" and not self.total_steps:
@@ -115,11 +116,12 @@ class Learner:
         norms: list[float] = []
         micro_batches = 0
         skipped = False
-        for numbers in _shares(len(rows), self.how.minibatches):
+        shares = list(_shares(len(rows), self.how.minibatches))
+        for numbers in shares:
             self.optimizer.zero_grad(set_to_none=True)
             for part in self._micro_batches(rows, numbers):
                 terms = self._terms(rows, part, old, reference, way)
-                terms.loss.backward()  # type: ignore[no-untyped-call]
+                (terms.loss * len(shares)).backward()  # type: ignore[no-untyped-call]
                 totals += _sums(terms)
                 micro_batches += 1
             norm = self._clip()

@@ -13,6 +13,8 @@ step (the proximal one), and `recorded`, what the engine said when it sampled th
     loss = sum over tokens of weight * (-correction * surrogate + beta * kl)
 
 `weight` carries the aggregation (`polar.train.weights`), so a batch's loss is the sum of its micro-batches' losses.
+
+A log-ratio beyond `FAR` is taken for `FAR`: one token of a policy that ran away must not make the whole batch's gradient infinite.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+FAR = 20.0
+"""Nats. No clip reaches so far, and beyond 88 the exponential is infinite in float32: its gradient is then NaN even where a clip takes it
+away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ def grpo_loss(
     live = weights != 0
     new, advantages, weights, recorded = new[live], advantages[live], weights[live], recorded[live]
     proximal = new.detach() if old is None else old[live]
-    ratio = torch.exp(new - proximal)
+    ratio = torch.exp(torch.clamp(new - proximal, -FAR, FAR))
     clipped_ratio = torch.clamp(ratio, 1 - how.clip_low, 1 + how.clip_high)
     plain, clipped = ratio * advantages, clipped_ratio * advantages
     surrogate = torch.minimum(plain, clipped)
@@ -135,9 +141,10 @@ def grpo_loss(
     kl = torch.zeros_like(new)
     if reference is not None:
         distance = reference[live] - new
+        distance = distance - torch.clamp(distance.detach() - FAR, min=0)  # its gradient stays: it leads back
         kl = torch.exp(distance) - distance - 1
         term = term + how.beta * (kl * ratio if how.unbiased_kl else kl)
     with torch.no_grad():
-        mismatch = torch.exp(-gap) + gap - 1
+        mismatch = torch.exp(torch.clamp(-gap, max=FAR)) + gap - 1
         sums = [part.sum() for part in (live, cut, ratio, kl, mismatch, capped)]
     return Terms((weights * term).sum(), *sums)

@@ -35,6 +35,14 @@ class Weights:
     """Trained tokens of rows whose rollout has no advantage."""
 
 
+def version_number(version: str | None) -> int | None:
+    """A policy version as the trainer counts them; `None` for what is none (an engine's own name for its weights)."""
+    try:
+        return None if version is None else int(version)
+    except ValueError:
+        return None
+
+
 def weights(
     traces: Sequence[Trace],
     trained: Sequence[bool],
@@ -89,4 +97,5 @@ def _weighted(mask: Mask, share: int) -> NDArray[np.float32]:
 
 
 def _too_old(version: str | None, oldest: int) -> bool:
-    return version is None or not version.lstrip("-").isdigit() or int(version) < oldest
+    number = version_number(version)
+    return number is None or number < oldest

@@ -63,7 +63,7 @@ class Group:
     @property
     def std(self) -> float:
         mean = self.mean
-        return math.sqrt(math.fsum((value - mean) ** 2 for value in self.outcomes.values()) / len(self.outcomes))
+        return math.hypot(*(value - mean for value in self.outcomes.values())) / math.sqrt(len(self.outcomes))
 
 
 def groups(traces: Iterable[Trace]) -> dict[str, Group]:

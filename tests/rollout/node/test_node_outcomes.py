@@ -38,6 +38,16 @@ async def test_a_graded_attempt_has_rows_with_its_reward(world: Build) -> None:
     assert build.left() == []
 
 
+async def test_samples_of_a_task_that_names_its_rollout_are_rollouts_of_their_own(world: Build) -> None:
+    """One name in a task's metadata (slime's `rollout_id` counts steps) made one rollout of a whole group in its baseline."""
+    async with world().node() as node:
+        requests = [dispatch("call", f"ses_{sample}", sample=sample, metadata={"rollout_id": 7}) for sample in range(2)]
+        results = [await result_of(node, request) for request in requests]
+    rows = [row["metadata"] for result in results for row in (result.trajectory or {})["traces"]]
+    assert [row["rollout_id"] for row in rows] == ["7", "7/1"]
+    assert [result.metadata["rollout_id"] for result in results] == [7, 7]
+
+
 async def test_timings_are_told(world: Build) -> None:
     async with world().node() as node:
         timing = (await result_of(node, dispatch("sleep 0.1\ncall"))).timing

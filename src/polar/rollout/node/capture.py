@@ -60,6 +60,8 @@ class Capture:
             "sample": request.sample,
             "harness": harness,
         }
+        if request.sample and "rollout_id" in request.metadata:  # the task's, for all samples: as one rollout they would count once
+            metadata["rollout_id"] = f"{request.metadata['rollout_id']}/{request.sample}"
         try:
             session, key = await gateway.sessions.create(
                 kind=request.kind, settings=settings, metadata=metadata, session_id=request.attempt_id
