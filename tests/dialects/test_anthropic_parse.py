@@ -347,6 +347,12 @@ def test_server_tools_are_withheld_and_client_tools_get_their_schema() -> None:
     assert request.tool_choice == ToolChoice("auto")
 
 
+def test_a_tool_in_another_providers_form_is_refused_not_withheld() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse(tools=[{"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}])
+    assert refused.value.param == "tools.0.type"
+
+
 def test_a_deferred_tool_stands_where_it_is_referred_to_and_not_in_the_head() -> None:
     tools = [LS, {"name": "DeferredToolPlaceholder", "input_schema": {"type": "object"}, "defer_loading": True}]
     reference = {"type": "tool_reference", "tool_name": "mcp__fs"}

@@ -83,6 +83,8 @@ def parse_tool(definition: JsonObject, path: str) -> Tool | None:
         if parameters is not None:
             return Tool(_name(definition, path), _description(definition, path) or _CLIENT_TOOLS[kind.split("_2", 1)[0]], parameters)
         if "input_schema" not in definition:
+            if kind == "function":
+                raise bad("'function' is another provider's form; a tool here has name, description and input_schema", f"{path}.type")
             return None
     name = _name(definition, path)
     if "input_schema" not in definition:

@@ -82,6 +82,8 @@ class History:
             handler = _HANDLERS.get(as_str(kind, f"{where}.type"))
             if handler is not None:
                 handler(self, value, where)
+            elif kind.startswith("input_"):
+                raise bad(f"{kind!r} is a part of a message's content, not an item", f"{where}.type")
 
     def messages(self) -> tuple[Message, ...]:
         """All messages read so far."""
