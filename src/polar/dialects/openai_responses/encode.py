@@ -287,6 +287,8 @@ def call_events(item: JsonObject, index: int) -> tuple[JsonObject, list[Event]]:
         case "function_call":
             opening["arguments"] = ""
             events = _text_events("response.function_call_arguments", "arguments", item["arguments"], at)
+            # the reference had it as required for a year, and clients made from that (openai-java, async-openai) fail without it
+            events[-1][1]["name"] = item["name"]
         case "custom_tool_call":
             opening["input"] = ""
             events = _text_events("response.custom_tool_call_input", "input", item["input"], at)
