@@ -68,7 +68,7 @@ def test_b45_the_full_event_sequence_of_reasoning_text_and_a_call() -> None:
 def test_the_end_of_a_calls_arguments_names_the_function() -> None:
     """openai/openai-java#682, 64bit/async-openai#472: clients made from the reference fail where the event has no name."""
     (done,) = [event for event in stream(reply(), answer("", CALLS["function"])) if event["type"].endswith("arguments.done")]
-    assert done["name"] == CALLS["function"].name
+    assert done["name"] == "read"
 
 
 @pytest.mark.parametrize("kind", CALLS)
