@@ -19,7 +19,7 @@ from polar.rollout.models import SessionResult
 from polar.train.advantages import Advantage, Advantages, advantages, spread
 from polar.train.groups import Group, reward_of, rollouts_of
 from polar.train.rows import Row, row_of
-from polar.train.weights import Aggregation, weights
+from polar.train.weights import Aggregation, version_number, weights
 from polar.trajectory.row import Mask, Trace, Trajectory
 
 
@@ -105,7 +105,7 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
             for trace in trajectory.traces:
                 share, why = _share(trace, result, found, scale, recipe.shuffle_rewards)
                 traces.append(_owned(trace, result, group))
-                provenance.append((result.metadata.get("run") or {}).get("engine") or {})
+                provenance.append(_engine(result))
                 shares.append(share)
                 whys.append(why)
     weighed = weights(
@@ -132,9 +132,16 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
 def _trajectory(result: SessionResult) -> Trajectory:
     try:
         return Trajectory.from_json(result.trajectory or {})
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise NotTrainable(f"session {result.session_id}: its trajectory cannot be read: {why}") from error
+
+
+def _engine(result: SessionResult) -> JsonObject:
+    """What a node of ours says of it. A caller's metadata may hold anything under that name, and other nodes give them back as they are."""
+    run = result.metadata.get("run")
+    engine = run.get("engine") if isinstance(run, dict) else None
+    return engine if isinstance(engine, dict) else {}
 
 
 def _share(trace: Trace, result: SessionResult, found: Advantages, scale: float, shuffled: bool) -> tuple[float | None, str]:
@@ -175,9 +182,8 @@ def _ages(traces: Sequence[Trace], masks: Sequence[Mask], policy_version: int) -
     found: Counter[int] = Counter()
     for trace, mask in zip(traces, masks, strict=True):
         for span in trace.spans:
-            version = span.policy_version
-            if version is not None and version.lstrip("-").isdigit():
-                count = int(np.count_nonzero(mask[span.start : span.end]))
-                if count:
-                    found[policy_version - int(version)] += count
+            version = version_number(span.policy_version)
+            count = int(np.count_nonzero(mask[span.start : span.end]))
+            if version is not None and count:
+                found[policy_version - version] += count
     return dict(found)

@@ -39,7 +39,7 @@ def version_number(version: str | None) -> int | None:
     """A policy version as the trainer counts them; `None` for what is none (an engine's own name for its weights)."""
     try:
         return None if version is None else int(version)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
 
 

@@ -300,14 +300,14 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trajectory:
-        """The inverse of `to_json`. Raises `ValueError` or `KeyError` for what is not a trajectory."""
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError`, `TypeError` or `AttributeError` for what is not a trajectory."""
         extra = dict(data.get("metadata") or {})
         return cls(
             session=extra.pop("session_id", ""),
             traces=tuple(Trace.from_json(trace) for trace in data["traces"]),
             ledger=Ledger(tuple(Line(**line) for line in extra.pop("ledger", ()))),
             drift=tuple(DriftLine(**line) for line in extra.pop("drift", ())),
-            sampled=extra.pop("sampled_tokens", 0),
+            sampled=int(extra.pop("sampled_tokens", 0)),
             status=data["status"],
             error=data.get("error"),
             warnings=tuple(extra.pop("warnings", ())),
