@@ -266,7 +266,9 @@ def test_settings_come_from_flags_over_a_file(tmp_path: Path) -> None:
         (["m", "d", "-o", "o", "--set", "epoch=1"], "is epochs meant"),
         (["m", "d", "-o", "o", "--set", "epochs"], "NAME=VALUE"),
         (["m", "d", "-o", "o", "--validation", "train"], "is what is trained"),
-        (["m", "d", "-o", "o"], "neither a directory"),
+        (["m", "d", "-o", "o"], "model: m is neither a folder with a config.json"),
+        (["m", "d"], r"(?s)output: is missing.*model: m is neither.*data: there is no file or folder d"),
+        (["tiny-qwen3", "d", "-o", "o"], "^the command line: these are wrong:\ndata: there is no file or folder d$"),
     ],
 )
 def test_wrong_settings_are_said(arguments: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +277,7 @@ def test_wrong_settings_are_said(arguments: list[str], why: str, tmp_path: Path,
     assert isinstance(result.exception, ConfigError)
     with pytest.raises(ConfigError, match=why):
         raise result.exception
+    assert not (tmp_path / "o").exists()
 
 
 def test_the_python_of_the_page_runs(tmp_path: Path) -> None:

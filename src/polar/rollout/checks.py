@@ -54,15 +54,20 @@ def _check_json(value: Any, name: str, depth: int) -> None:
         _check_json(one, f"{name}.{key}" if name else str(key), depth + 1)
 
 
-def _with_harness(request: TaskRequest) -> TaskRequest:
+def preset(name: str) -> str:
+    """The name of a harness in our spelling. Raises `ConfigError` for one that nobody knows."""
     from polar.harness import named, registered
 
-    name = request.agent.harness
-    if name is None or name in registered():
-        return request
-    ours = name.replace("_", "-")
+    ours = name if name in registered() else name.replace("_", "-")
     if ours not in registered():
         named(name)
+    return ours
+
+
+def _with_harness(request: TaskRequest) -> TaskRequest:
+    name = request.agent.harness
+    if name is None or (ours := preset(name)) == name:
+        return request
     return request.model_copy(update={"agent": request.agent.model_copy(update={"harness": ours})})
 
 

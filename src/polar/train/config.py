@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from polar.gateway.config import EngineConfig
+from polar.harness.spec import AgentSpec
 from polar.runtime.spec import RuntimeSpec
 from polar.train.advantages import Advantage, Baseline, Scale, ZeroVariance
 from polar.train.weights import Aggregation
@@ -31,6 +32,18 @@ def decays(betas: tuple[float, float]) -> tuple[float, float]:
     if not all(0 <= beta < 1 for beta in betas):
         raise ValueError("each is 0 or more and less than 1")
     return betas
+
+
+def agent_fields(fields: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Of an `AgentSpec`, whose harness is said elsewhere, checked."""
+    try:
+        AgentSpec.model_validate({"harness": "any", **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{place}{where}: {said}" if where else f"{place}{said}") from error
+    return fields
 
 
 def _short(name: str) -> BeforeValidator:
@@ -143,6 +156,16 @@ class RolloutSection(_Strict):
     agents: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The same by harness, over `agent`: `settings` are in a harness's own vocabulary."""
 
+    @field_validator("agent")
+    @classmethod
+    def _agent(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return agent_fields(fields)
+
+    @field_validator("agents")
+    @classmethod
+    def _agents(cls, agents: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {name: agent_fields(fields, f"{name}.") for name, fields in agents.items()}
+
 
 class BatchSection(_Strict):
     """What a step trains on."""
@@ -193,7 +216,9 @@ class LossSection(_Strict):
     @model_validator(mode="after")
     def _complete(self) -> LossSection:
         if self.aggregation == "fixed_length" and self.fixed_length is None:
-            raise ValueError("the aggregation fixed_length needs fixed_length: the longest that a rollout may sample, in tokens")
+            raise ValueError(
+                "fixed_length: the aggregation of that name (loss.aggregation) needs it: the longest that a rollout may sample, in tokens"
+            )
         return self
 
 
@@ -344,16 +369,16 @@ class TrainConfig(_Strict):
     @model_validator(mode="after")
     def _fits(self) -> TrainConfig:
         if (self.tasks is None) == (self.recorded is None):
-            raise ValueError("give either tasks, to roll them out, or recorded, a file of results to train on")
+            raise ValueError("tasks: give either tasks, to roll them out, or recorded, a file of results to train on")
         if not self.harnesses:
             raise ValueError("harnesses: name at least one")
         over = [k for k in self.evaluation.k if k > self.evaluation.samples]
         if over:
             raise ValueError(f"evaluation.k: pass@{over[0]} needs {over[0]} samples, and evaluation.samples is {self.evaluation.samples}")
         if self.rollout.min_usable is not None and self.rollout.min_usable > self.batch.samples:
-            raise ValueError(f"rollout.min_usable is more than the {self.batch.samples} sessions of a group (batch.samples)")
+            raise ValueError(f"rollout.min_usable: it is more than the {self.batch.samples} sessions of a group (batch.samples)")
         if self.batch.most < self.batch.groups:
-            raise ValueError("batch.most_groups is less than batch.groups")
+            raise ValueError(f"batch.most_groups: it is less than batch.groups, {self.batch.groups}")
         if self.sync.adapter is not None and self.model.lora is None:
             raise ValueError("sync.adapter: the model is trained whole, there is no adapter to serve (model.lora)")
         if self.sync.adapter is not None and self.live and self.engine.embedded and self.rollout.url is None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from polar.errors import ConfigError
 from polar.tasks import AnyTask, find
 from polar.train.config import TasksSection
+from polar.train.settings import setting
 
 
 class Curriculum:
@@ -46,9 +47,11 @@ class Curriculum:
 
 def split(tasks: TasksSection) -> tuple[list[AnyTask], list[AnyTask]]:
     """Tasks to train on, and held-out ones (none: there are none). Raises `ConfigError` for a task on both sides."""
-    found = find(tasks.train)
+    with setting("tasks.train"):
+        found = find(tasks.train)
     train = [task for task in found if task.split != "held_out"]
-    held_out = find(tasks.held_out) if tasks.held_out is not None else [task for task in found if task.split == "held_out"]
+    with setting("tasks.held_out"):
+        held_out = find(tasks.held_out) if tasks.held_out is not None else [task for task in found if task.split == "held_out"]
     if not train:
         raise ConfigError(f"tasks.train: all of {tasks.train} is held out: there is nothing to train on")
     both = sorted({task.name for task in train} & {task.name for task in held_out})

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polar.rollout.campaign import plan
-from polar.rollout.checks import check_task
+from polar.rollout.campaign import WITHOUT_MODEL, plan
+from polar.rollout.checks import check_task, preset
 from polar.rollout.models import TaskRequest
 from polar.tasks import AnyTask
 from polar.train.config import TrainConfig
 from polar.train.curriculum import Curriculum
+from polar.train.settings import setting
+from polar.trajectory.builders import builder
 
 EVALUATION_PRIORITY = 10
 """Evaluations go before training groups, which wait for them."""
@@ -54,10 +56,21 @@ class Requests:
 
     def check(self) -> None:
         """Says at once what is wrong with the first group of each task and with the evaluation. Raises `ConfigError`."""
+        for name, harnesses in (("harnesses", self._config.harnesses), ("evaluation.harnesses", self._config.evaluation.harnesses)):
+            with setting(name):
+                for harness in harnesses:
+                    if harness not in WITHOUT_MODEL:
+                        preset(harness)
+        with setting("rollout.builder"):
+            builder(self._config.rollout.builder)
         for number in range(len(self._curriculum.tasks)):
-            check_task(self.training(number, f"check-{number}"))
+            self._check(self.training(number, f"check-{number}"))
         for number in range(self.evaluated):
-            check_task(self.evaluation(number, 0, f"check-{number}"))
+            self._check(self.evaluation(number, 0, f"check-{number}"))
+
+    def _check(self, request: TaskRequest) -> None:
+        with setting(f"task {request.metadata['task']} under {request.agent.harness}"):
+            check_task(request)
 
     def _request(self, task: AnyTask, harness: str, task_id: str, samples: int, more: dict[str, Any]) -> TaskRequest:
         rollout = self._config.rollout

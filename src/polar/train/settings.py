@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +19,7 @@ from polar.train.config import TrainConfig
 
 def load(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """The settings of a file, with `overrides` (`optimisation.lr=1e-5`, the value being YAML) over them. Raises `ConfigError`."""
-    return parse(overlaid(read(path), overrides), str(path))
+    return parse(overlaid(read(path), overrides), str(path), over=names(overrides))
 
 
 def overlaid(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -29,40 +31,69 @@ def overlaid(settings: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
             raise ConfigError(f"--set {override}: write it as name=value, for instance optimisation.lr=1e-5")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (ValueError, yaml.YAMLError) as error:  # ValueError: a number of thousands of digits
             raise ConfigError(f"--set {override}: the value is not YAML: {error}") from error
         *outer, last = name.strip().split(".")
         target = result
         for part in outer:
             inner = target.get(part)
             if not isinstance(inner, dict):  # a section in its short form, or not there
-                inner = target[part] = _long(part, inner)
+                inner = target[part] = _long(part, inner, override)
             target = inner
         target[last] = value
     return result
 
 
-def parse(settings: Mapping[str, Any], where: str = "the settings") -> TrainConfig:
-    """Raises `ConfigError` with a line for each wrong setting."""
+def names(overrides: Sequence[str]) -> list[str]:
+    """Which settings they set."""
+    return [override.partition("=")[0].strip() for override in overrides]
+
+
+def parse(settings: Mapping[str, Any], where: str = "the settings", *, over: Sequence[str] = ()) -> TrainConfig:
+    """Raises `ConfigError` with a line for each wrong setting. `over`: those that are not from `where`, but from `--set`."""
     try:
         return TrainConfig.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError(f"{where}: these are wrong:\n{problems(error)}") from error
+        raise ConfigError(told(problems(error), where, over)) from error
 
 
-def problems(error: ValidationError) -> str:
+def told(wrong: Sequence[str], where: str, over: Sequence[str], over_where: str = "--set") -> str:
+    """The lines of `problems`, under the place that each is from: `over_where` where a line is about a setting of `over`."""
+    theirs = [line for line in wrong if any(_about(line, name) for name in over)]
+    groups = ((where, [line for line in wrong if line not in theirs]), (over_where, theirs))
+    return "\n".join("\n".join([f"{place}: these are wrong:", *lines]) for place, lines in groups if lines)
+
+
+def problems(error: ValidationError, schema: type[BaseModel] = TrainConfig) -> list[str]:
     """What is wrong, one line each: which setting, and why; an unknown one with the nearest that there is."""
+    known = places(schema)
+    by_last = {place.rpartition(".")[2]: place for place in known}
     lines = []
     for problem in error.errors():
         name, why = ".".join(str(part) for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            known = {known: place for place in _places(TrainConfig) for known in (place.rpartition(".")[2],)}
-            meant = difflib.get_close_matches(str(problem["loc"][-1]), sorted(known), 1)
-            why = "there is no such setting" + (f"; is {known[meant[0]]} meant?" if meant else "")
+            meant = difflib.get_close_matches(str(problem["loc"][-1]), sorted(by_last), 1)
+            why = "there is no such setting" + (f"; is {by_last[meant[0]]} meant?" if meant else "")
         elif problem["type"] == "missing":
             why = "is missing"
-        lines.append(f"{name}: {why}" if name else why)
-    return "\n".join(lines)
+        joined = f"{name}.{why}" if name and f"{name}.{why.partition(':')[0]}" in known else f"{name}: {why}"  # a section names its setting
+        lines.append(joined if name else why)
+    return lines
+
+
+def _about(line: str, name: str) -> bool:
+    """Whether a line of `problems` is about a setting, one of its own, or a section that it stands in."""
+    said = line.partition("; is ")[0]  # what follows is a guess
+    return name.startswith(f"{said.partition(':')[0]}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", said) is not None
+
+
+@contextmanager
+def setting(name: str) -> Iterator[None]:
+    """A `ConfigError` from within says that it is of this setting."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def places(model: type[BaseModel] = TrainConfig) -> list[str]:
@@ -85,12 +116,12 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _sections(one)
 
 
-def _long(name: str, value: Any) -> dict[str, Any]:
+def _long(name: str, value: Any, override: str) -> dict[str, Any]:
     if value is None:
         return {}
     short = {"model": "name", "tasks": "train", "runtime": "backend", "engine": "urls"}.get(name)
     if short is None:
-        raise ConfigError(f"--set: {name} has the value {value!r}, which holds no settings")
+        raise ConfigError(f"--set {override}: {name} has the value {value!r}, which holds no settings")
     if name == "engine":
         return {} if value == "embedded" else {"urls": value if isinstance(value, list) else [value]}
     return {short: value}

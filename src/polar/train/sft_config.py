@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from polar.engine.models import known_models
 from polar.errors import ConfigError
 from polar.rollout.settings import read
 from polar.train.config import LoraSection, Schedule, Writer, decays
+from polar.train.settings import problems, told
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -83,24 +84,27 @@ class SftConfig(BaseModel):
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> SftConfig:
-    """The settings of a file, with `overrides` that are not `None` over them. Raises `ConfigError` with a line for each wrong one."""
-    settings = {**read(path), **{name: value for name, value in overrides.items() if value is not None}}
+    """The settings of a file, with `overrides` that are not `None` over them. Raises `ConfigError` with a line for each wrong one, a model
+    or data that are not there included."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    settings = {**read(path), **given}
+    absent = list(_absent(settings))
     try:
-        return SftConfig.model_validate(settings)
+        config = SftConfig.model_validate(settings)
     except ValidationError as error:
-        where = f"{path}: " if path else ""
-        raise ConfigError(f"{where}{problems(error)}") from error
+        raise _refused([*problems(error, SftConfig), *absent], path, given) from error
+    if absent:
+        raise _refused(absent, path, given)
+    return config
 
 
-def problems(error: ValidationError) -> str:
-    """One line each: which setting, and why; an unknown one with the nearest that there is."""
-    lines = []
-    for problem in error.errors():
-        name, why = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(problem["loc"][-1]), list(SftConfig.model_fields), 1)
-            why = "there is no such setting" + (f"; is {near[0]} meant?" if near else "")
-        elif problem["type"] == "missing":
-            why = "is missing"
-        lines.append(f"{name}: {why}" if name else why)
-    return "\n".join(lines)
+def _refused(wrong: list[str], path: Path | None, given: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(told(wrong, str(path) if path else "the settings", list(given), "the command line"))
+
+
+def _absent(settings: Mapping[str, Any]) -> Iterator[str]:
+    model, data, known = settings.get("model"), settings.get("data"), known_models()
+    if isinstance(model, str) and model not in known and not (Path(model).expanduser() / "config.json").is_file():
+        yield f"model: {model} is neither a folder with a config.json nor one of {', '.join(known)}"
+    if isinstance(data, str) and not Path(data).exists():
+        yield f"data: there is no file or folder {data}"
