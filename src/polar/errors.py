@@ -22,6 +22,7 @@ PolarError
 ├── UnsafePath                  an archive or a path would leave its folder; what an agent left there, not a fault of the runtime
 ├── EvaluatorError              the evaluator itself failed: no reward, which is not a reward of zero: infrastructure
 ├── RolloutError                the rollout service refuses a request, or its client could not reach it
+├── SaveFailed                  a checkpoint, weights or metrics could not be written: a full disk; names the folder
 ├── SyncFailed                  new weights did not reach every engine; says which, why, and what is left paused
 └── NotTrainable                ids or log-probabilities are missing or wrong; says where
 """
@@ -78,6 +79,10 @@ class RolloutError(PolarError):
         self.message = message
         self.code = code
         self.status = status
+
+
+class SaveFailed(PolarError):
+    pass
 
 
 class SyncFailed(PolarError):

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 
 from polar.errors import ConfigError
+from polar.train import disk
+from polar.train.disk import saving
 from polar.train.learner import Learner
 
 _NAME = re.compile(r"step-\d{6,}")
@@ -40,21 +42,21 @@ class RunState:
 
 def save(folder: Path, learner: Learner, run: RunState, *, keep: int = 2) -> Path:
     """Writes one and removes all but the newest `keep`, and those of later steps: it went on from an earlier one than they are. When it
-    returns, it survives a crash of the machine; when it raises (a full disk), nothing of it is left."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _clear(folder)
+    returns, it survives a crash of the machine. Raises `SaveFailed` (a full disk); then nothing of it is left, and the others are."""
     name = f"step-{run.batches:06d}"
-    making = folder / f".{name}.{os.getpid()}"
-    making.mkdir()
-    try:
-        _write(making, learner, run)
-    except BaseException:
+    making, place = folder / f".{name}.{os.getpid()}", folder / name
+    with saving(f"the checkpoint of step {run.batches}", folder):
+        folder.mkdir(parents=True, exist_ok=True)
         _clear(folder)
-        raise
-    place = folder / name
-    shutil.rmtree(place, ignore_errors=True)
-    making.rename(place)
-    _point(folder, name)
+        making.mkdir()
+        try:
+            _write(making, learner, run)
+        except BaseException:
+            _clear(folder)
+            raise
+        shutil.rmtree(place, ignore_errors=True)
+        making.rename(place)
+        _point(folder, name)
     _prune(folder, place, keep)
     return place
 
@@ -62,7 +64,7 @@ def save(folder: Path, learner: Learner, run: RunState, *, keep: int = 2) -> Pat
 def _write(making: Path, learner: Learner, run: RunState) -> None:
     """Everything, synced."""
     learner.save_model(making / "model")
-    torch.save(
+    disk.save(
         {
             "optimizer": learner.optimizer_state(),
             "steps": learner.steps,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polar.errors import ConfigError
+from polar.train.disk import saving
 
 if TYPE_CHECKING:
     from polar.train.policy import Policy
@@ -84,14 +85,15 @@ class Exports:
         self._adapter_only = adapter_only
 
     def write(self, policy: Policy, version: int) -> Path:
-        """The folder of that version, written anew: one that an earlier run left may hold other weights."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        """The folder of that version, written anew: one that an earlier run left may hold other weights. Raises `SaveFailed`."""
         folder = self.root / f"policy-{version:06d}"
-        for left in self.root.glob(".policy-*"):
-            shutil.rmtree(left)
-        if folder.exists():
-            shutil.rmtree(folder)
-        export_model(policy, folder, tokenizer=self._tokenizer, adapter_only=self._adapter_only)
+        with saving("the weights for the engines", self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            for left in self.root.glob(".policy-*"):
+                shutil.rmtree(left)
+            if folder.exists():
+                shutil.rmtree(folder)
+            export_model(policy, folder, tokenizer=self._tokenizer, adapter_only=self._adapter_only)
         for old in sorted(self.root.glob("policy-*"), key=lambda one: one.stat().st_mtime_ns)[: -self._keep]:
             shutil.rmtree(old)
         return folder

@@ -4,6 +4,7 @@ run.json            the run's id and the settings that it was begun with
 metrics.jsonl       a line a step (`polar.train.metrics`)
 checkpoints/        where it goes on (`polar.train.checkpoints`)
 recorded.txt        which groups a run on recorded ones began with (`polar.train.checks`)
+tasks.txt           which tasks a live run began with (the same)
 weights/            the newest versions, as the engines load them
 evaluations/        results of the held-out tasks, a file an evaluation
 rollout/            the run's own service and node: stores, logs, artefacts
@@ -26,6 +27,7 @@ import orjson
 from polar.chat import JsonObject
 from polar.errors import ConfigError
 from polar.train.config import TrainConfig
+from polar.train.disk import saving
 
 FIXED = ("model", "tasks", "recorded", "harnesses", "seed", "shuffle_rewards", "temperature")
 FIXED_IN = {
@@ -66,7 +68,7 @@ def opened(config: TrainConfig) -> Iterator[RunFolder]:
     """The run's folder, made or found, and locked for as long as the context lasts.
 
     Raises `ConfigError` for a folder that is something else's, that another process trains in, or whose run was begun with settings that
-    would make it another run.
+    would make it another run; `SaveFailed` for one that cannot be written to.
     """
     path = Path(config.output).expanduser() if config.output else Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
     if path.exists() and not path.is_dir():
@@ -74,14 +76,21 @@ def opened(config: TrainConfig) -> Iterator[RunFolder]:
     if path.is_dir() and _holds_anything(path) and not (path / "run.json").is_file():
         raise ConfigError(f"output: {path} holds something else than a run; name another folder")
     path = path.resolve()
+    with locked(path, f"output: another process trains in {path}"):
+        yield _identified(path, config)
+
+
+@contextmanager
+def locked(path: Path, why_not: str) -> Iterator[None]:
+    """A folder, made if need be, that is this process's alone. Raises `ConfigError` that says `why_not`."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"output: another process trains in {path}") from None
-        yield _identified(path, config)
+            raise ConfigError(why_not) from None
+        yield
     finally:
         os.close(lock)
 
@@ -111,11 +120,12 @@ def _identified(path: Path, config: TrainConfig) -> RunFolder:
             raise ConfigError(f"{path} holds a run with another {', '.join(changed)}: go on with the same settings, or name another output")
     run_id = f"train-{secrets.token_hex(4)}"
     making = path / f".run.json.{os.getpid()}"
-    with making.open("wb") as file:
-        file.write(orjson.dumps({"id": run_id, "settings": settings}, option=orjson.OPT_INDENT_2))
-        file.flush()
-        os.fsync(file.fileno())
-    making.replace(path / "run.json")
+    with saving("the run's settings", path):
+        with making.open("wb") as file:
+            file.write(orjson.dumps({"id": run_id, "settings": settings}, option=orjson.OPT_INDENT_2))
+            file.flush()
+            os.fsync(file.fileno())
+        making.replace(path / "run.json")
     return RunFolder(path, run_id, False)
 
 

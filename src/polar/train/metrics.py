@@ -24,6 +24,7 @@ import orjson
 
 from polar.chat import JsonObject
 from polar.errors import ConfigError
+from polar.train.disk import saving
 
 FILE = "metrics.jsonl"
 _RUN_ID = "metrics.id"
@@ -78,10 +79,7 @@ def open_metrics(
     everything. `config` is shown beside the run (W&B, trackio), `name` is the run's there (default: the folder's).
     Raises `ConfigError` for a writer that does not exist, is not installed, or cannot be opened.
     """
-    unknown = sorted(set(writers) - {"jsonl", *_OTHERS})
-    if unknown:
-        raise ConfigError(f"no metrics writer is called {', '.join(unknown)}; there are: jsonl, {', '.join(_OTHERS)}")
-    modules = {one: _module(one) for one in dict.fromkeys(writers) if one != "jsonl"}
+    modules = _modules(writers)
     folder.mkdir(parents=True, exist_ok=True)
     opened: list[Writer] = [JsonLines(folder / FILE, resumed_step)]
     for one, module in modules.items():
@@ -101,7 +99,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, float | None]]:
 
 
 class JsonLines:
-    """Appends a line a call, each durable when `log` returns."""
+    """Appends a line a call, each durable when `log` returns; it raises `SaveFailed`."""
 
     def __init__(self, path: Path, resumed_step: int | None = None) -> None:
         keep = [line for line in _lines(path) if resumed_step is None or line["step"] <= resumed_step]
@@ -113,6 +111,7 @@ class JsonLines:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
+        self._folder = path.parent
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -122,9 +121,10 @@ class JsonLines:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         left = memoryview(_encoded({"step": step, "time": time.time(), **values}))
-        while left:
-            left = left[os.write(self._file, left) :]
-        os.fsync(self._file)
+        with saving("the metrics", self._folder):
+            while left:
+                left = left[os.write(self._file, left) :]
+            os.fsync(self._file)
 
     def close(self) -> None:
         if self._file >= 0:
@@ -197,6 +197,19 @@ _OTHERS: dict[str, Callable[[Any, Path, int | None, JsonObject, str], Writer]] =
     "trackio": Trackio,
 }
 _MODULES = {"tensorboard": "torch.utils.tensorboard"}
+
+
+def check_writers(writers: Sequence[str]) -> None:
+    """Raises `ConfigError` for one that does not exist or is not installed."""
+    _modules(writers)
+
+
+def _modules(writers: Sequence[str]) -> dict[str, Any]:
+    """Of those beside the JSON lines, each once."""
+    unknown = sorted(set(writers) - {"jsonl", *_OTHERS})
+    if unknown:
+        raise ConfigError(f"no metrics writer is called {', '.join(unknown)}; there are: jsonl, {', '.join(_OTHERS)}")
+    return {one: _module(one) for one in dict.fromkeys(writers) if one != "jsonl"}
 
 
 def _module(name: str) -> Any:

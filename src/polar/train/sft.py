@@ -24,10 +24,11 @@ from torch import Tensor
 
 from polar.train import checkpoints
 from polar.train.checkpoints import RunState
+from polar.train.disk import saving
 from polar.train.learner import Learner, StepReport
 from polar.train.loading import is_lora, save_merged
 from polar.train.loss import Terms
-from polar.train.metrics import Metrics, open_metrics
+from polar.train.metrics import Metrics, check_writers, open_metrics
 from polar.train.parallel import join
 from polar.train.rows import Row
 from polar.train.sft_config import SftConfig
@@ -94,9 +95,10 @@ def batch_of(samples: list[Sample]) -> list[Row]:
 def run(config: SftConfig, *, say: Say = print, stop: Callable[[], bool] = lambda: False) -> SftReport:
     """Trains from where `config.output` is to the end, or until `stop` says so after a step; then a checkpoint is there to go on from.
 
-    Raises `ConfigError` for data or a model that does not fit, and for a folder that holds another run. Under `torchrun`, all processes
-    call it; those that do not lead help and return a report that says nothing.
+    Raises `ConfigError` for data or a model that does not fit, and for a folder that holds another run, `SaveFailed` on a full disk. Under
+    `torchrun`, all processes call it; those that do not lead help and return a report that says nothing.
     """
+    check_writers(config.metrics)
     with join() as group, ExitStack() as stack:
         work: Work | None = None
         if group.leads:
@@ -229,9 +231,10 @@ class _Run:
     def _save_model(self) -> None:
         """Beside its place, then renamed: a folder of that name is whole."""
         output = self.work.output
-        self._replace(output / MODEL, lambda folder: save_merged(self.learner.policy.model, folder))
-        if is_lora(self.learner.policy):
-            self._replace(output / ADAPTER, self.learner.save_model)
+        with saving("the model", output):
+            self._replace(output / MODEL, lambda folder: save_merged(self.learner.policy.model, folder))
+            if is_lora(self.learner.policy):
+                self._replace(output / ADAPTER, self.learner.save_model)
         self.say(f"the model is in {output / MODEL}")
 
     def _replace(self, place: Path, write: Callable[[Path], None]) -> None:
