@@ -223,6 +223,24 @@ async def test_trajectories_are_grouped_by_their_rows_and_rewarded_by_them(tmp_p
     assert make_batch(source.groups, Recipe(max_staleness=None), policy_version=0).counts.stepped == 24
 
 
+def test_results_of_the_reference_system_have_the_reward_of_their_rows(tmp_path: Path) -> None:
+    """There rewards stand in the rows, and the status is all that tells an outcome."""
+    path = tmp_path / "results.jsonl"
+    lines = []
+    for name, reward, status in (("a", 1.0, "COMPLETED"), ("b", 0.0, "TIMEOUT"), ("c", 1.0, "ERROR"), ("d", None, "COMPLETED")):
+        trajectory = session(name, reward).trajectory
+        lines.append(json.dumps({"session_id": name, "task_id": "t", "status": status, "trajectory": trajectory}))
+    path.write_text("\n".join(lines))
+    (group,) = RecordedSource(path).groups
+    assert [(one.outcome, one.reward) for one in group.results] == [
+        ("graded", 1.0),
+        ("policy", 0.0),
+        ("infrastructure", None),
+        ("graded", None),
+    ]
+    assert make_batch([group], Recipe(max_staleness=None), policy_version=0).counts.stepped == 24
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("", "there are no results"), ('{"a": 1}', "results.jsonl:1: neither a session's result nor a trajectory"), ("[1]", ":1: neither")],

@@ -6,6 +6,8 @@ Requests refuse unknown fields by name: a setting that does nothing would be not
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,12 +19,15 @@ SessionStatus = Literal[
     "REGISTERED", "INITIALIZING", "READY", "RUNNING", "POST_RUN", "BUILDING", "EVALUATING", "COMPLETED", "ERROR", "TIMEOUT"
 ]
 """The reference's. The last three are final. What they mean for training is told by `outcome`."""
-FINAL: frozenset[str] = frozenset({"COMPLETED", "ERROR", "TIMEOUT"})
 
 Outcome = Literal["graded", "policy", "infrastructure", "cancelled"]
 """Law 5. `graded`: an evaluator judged a run that ended by itself. `policy`: the run failed by what the policy did (time, turns, tokens, a
 crash after its first call) and was treated as `on_policy_failure` says. `infrastructure`: no reward, never a zero; comes only when
 the attempts are used up. `cancelled`: by a caller, or by the early stop of its group."""
+
+OUTCOMES: Mapping[str, Outcome] = {"COMPLETED": "graded", "TIMEOUT": "policy", "ERROR": "infrastructure"}
+"""Of a result that tells none, by its status: it is of a node of the reference's kind."""
+FINAL: frozenset[str] = frozenset(OUTCOMES)
 
 TaskState = Literal["running", "completed", "failed"]
 """The reference's: `failed` when no session of the task ended other than by infrastructure or cancellation."""
@@ -214,6 +219,25 @@ class SessionResult(BaseModel):
     def usable(self) -> bool:
         """Whether it has a reward to train on."""
         return self.outcome in ("graded", "policy") and self.reward is not None
+
+    def completed(self) -> SessionResult:
+        """With what its maker may leave out. The reference's rewards stand in the rows only: a session's is their mean. Only what the
+        policy did has one, and no reader gets one that is no number. Raises `ValueError` for a status that is not final."""
+        if self.status not in FINAL:
+            raise ValueError(f"status: {self.status} is not how a session ends; that are {', '.join(sorted(FINAL))}")
+        outcome = self.outcome or OUTCOMES[self.status]
+        reward = rows_reward(self.trajectory) if self.outcome is None and self.reward is None else self.reward
+        if outcome not in ("graded", "policy") or reward is None or not math.isfinite(reward):
+            reward = None
+        return self.model_copy(update={"outcome": outcome, "reward": reward})
+
+
+def rows_reward(trajectory: Mapping[str, Any] | None) -> float | None:
+    """The mean of the rewards of a trajectory's rows, in their JSON form, those without one left out; `None`: none has one."""
+    rows = (trajectory or {}).get("traces")
+    rewards = [row.get("reward") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    found = [float(reward) for reward in rewards if isinstance(reward, int | float)]
+    return math.fsum(found) / len(found) if found else None
 
 
 class TaskStatus(BaseModel):

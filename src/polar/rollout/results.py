@@ -6,7 +6,6 @@ the first that is not a failure of the infrastructure, from any attempt, unless 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
@@ -14,11 +13,10 @@ from sqlalchemy import bindparam, select, update
 
 from polar.rollout.database import Transaction, compressed
 from polar.rollout.ending import ACTIVE, Ending, attempt_failed, dumped, finish
-from polar.rollout.models import FINAL, Count, Outcome, SessionResult, SessionStatus
+from polar.rollout.models import FINAL, Count, SessionResult, SessionStatus
 from polar.rollout.tables import attempts, sessions, tasks
 
 _ORDER: tuple[SessionStatus, ...] = ("REGISTERED", "INITIALIZING", "READY", "RUNNING", "POST_RUN", "BUILDING", "EVALUATING")
-_OUTCOMES: dict[str, Outcome] = {"COMPLETED": "graded", "TIMEOUT": "policy", "ERROR": "infrastructure"}
 
 
 class StateReport(BaseModel):
@@ -44,13 +42,7 @@ class Delivered:
     @classmethod
     def of(cls, result: SessionResult) -> Delivered:
         """Completes what a node may leave out. Raises `ValueError` for a status that is not final."""
-        if result.status not in FINAL:
-            raise ValueError(f"status: {result.status} is not how a session ends; that are {', '.join(sorted(FINAL))}")
-        outcome = result.outcome or _OUTCOMES[result.status]
-        reward = result.reward if outcome in ("graded", "policy") else None  # an infrastructure failure is never a zero
-        if reward is not None and not math.isfinite(reward):  # JSON has no such number: callers would get `null` for a usable session
-            reward = None
-        complete = result.model_copy(update={"outcome": outcome, "reward": reward, "delivery_id": f"{result.session_id}.{result.attempt}"})
+        complete = result.completed().model_copy(update={"delivery_id": f"{result.session_id}.{result.attempt}"})
         return cls(complete, compressed(dumped(complete)))
 
 

@@ -17,7 +17,7 @@ import orjson
 from polar.chat import JsonObject
 from polar.errors import ConfigError, RolloutError
 from polar.rollout.client import AsyncClient
-from polar.rollout.models import SessionResult, TaskRequest, TaskStatus
+from polar.rollout.models import SessionResult, TaskRequest, TaskStatus, rows_reward
 from polar.train.groups import Group, group_of
 
 WATCHED = 32
@@ -94,7 +94,7 @@ def read_groups(path: Path) -> Iterator[Group]:
             continue
         try:
             data = orjson.loads(line)
-            result = _of_trajectory(data) if "traces" in data else SessionResult.model_validate(data)
+            result = _of_trajectory(data) if "traces" in data else SessionResult.model_validate(data).completed()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}:{number}: neither a session's result nor a trajectory ({error})") from error
         group = found.setdefault(result.task_id, {})
@@ -108,10 +108,10 @@ def read_groups(path: Path) -> Iterator[Group]:
 
 
 def _of_trajectory(data: JsonObject) -> SessionResult:
-    """A session's reward is the mean of its rows', those without one left out."""
+    """A session's reward is the mean of its rows', as of `rows_reward`."""
     data = {**data, "status": data.get("status") or "COMPLETED"}
     metadata = data.get("metadata") or {}
-    rewards = [float(row["reward"]) for row in data["traces"] if row.get("reward") is not None]
+    reward = rows_reward(data)
     first = (data["traces"][0].get("metadata") or {}) if data["traces"] else {}
     session = str(metadata.get("session_id") or first.get("session_id") or "")
     if not session:
@@ -121,8 +121,8 @@ def _of_trajectory(data: JsonObject) -> SessionResult:
         task_id=str(first.get("group_id") or metadata.get("group_id") or metadata.get("task_id") or session),
         status=data["status"],
         trajectory=data,
-        outcome="graded" if rewards else "infrastructure",
-        reward=sum(rewards) / len(rewards) if rewards else None,
+        outcome="infrastructure" if reward is None else "graded",
+        reward=reward,
         sampled_tokens=int(metadata.get("sampled_tokens") or 0),
         metadata={name: first[name] for name in ("task", "harness") if name in first},
     )

@@ -159,6 +159,7 @@ async def test_a_client_and_a_gateway_of_the_references_kind(tmp_path: Path) -> 
         assert len(body["results"]) == len(body["result_paths"]) == 4
         for result in body["results"]:
             assert result["trajectory"]["traces"] == [TRACE]
+            assert result["reward"] == 1.0  # the mean of its rows', where alone the reference says it
             assert result["timing"]["run_ms"] == 3.0
             assert result["metadata"] == TASK["metadata"]
     assert sorted(one["status"] for one in told["result"]["results"]) == ["COMPLETED"] * 3 + ["TIMEOUT"]
