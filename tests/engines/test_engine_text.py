@@ -126,7 +126,9 @@ def test_parallel_calls_are_all_read() -> None:
     assert parse_answer(text, tools=False).content == text
 
 
-@pytest.mark.parametrize("bad", ['{"name": "a"', '{"arguments": {}}', "[]", '{"name": 3, "arguments": {}}', ""])
+@pytest.mark.parametrize(
+    "bad", ['{"name": "a"', '{"arguments": {}}', "[]", '{"name": 3, "arguments": {}}', '{"name": "a", "arguments": {"x": "\\ud83d"}}', ""]
+)
 def test_one_malformed_call_leaves_everything_as_text(bad: str) -> None:
     text = f'<tool_call>{{"name": "a", "arguments": {{}}}}</tool_call><tool_call>{bad}</tool_call>'
     assert tool_calls(text) == ()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from gateway_players import NAMES, PLAYERS, THINKING, Anthropic, Chat, Google, Player, Responses, call_text, until
 
+from polar.dialects.openai_chat.reply import ChatEncoder
 from polar.errors import EngineBusy, EngineOverloaded, EngineRejected, EngineTimeout, EngineUnavailable
 from polar.testing.engine import Drop, Reply, fake_logprob
 
@@ -90,6 +91,16 @@ async def test_an_error_after_the_first_ping_is_the_streams_last_event(gateway: 
         assert b"slow down" in answer.chunks[-1]
         assert not any(mark in answer.body for mark in kind.terminal)
         assert await gw.completions(session) == []
+
+
+async def test_an_answer_that_cannot_be_written_is_an_error_of_status_500(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """jwadow/kiro-gateway#268: once the status was out, a fault became a stream without an end."""
+    async with gateway([call_text()]) as gw:
+        _, client = await gw.session()
+        monkeypatch.setattr(ChatEncoder, "_tool_call", lambda self, delta: delta.secret)
+        answer = await Chat().user("Go.").send(client, True)
+        assert answer.status == 500
+        assert Chat().error(answer)[0] == "server_error"
 
 
 @every_player

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half a surrogate pair, which JSON can name and UTF-8 cannot hold: such a call cannot be sent to anybody."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 
 
@@ -61,5 +63,8 @@ def tool_calls(text: str) -> tuple[tuple[str, str], ...]:
             return ()
         if not isinstance(name, str):
             return ()
-        calls.append((name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)))
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        if _HALF.search(name + text):
+            return ()
+        calls.append((name, text))
     return tuple(calls)

@@ -38,12 +38,10 @@ async def send_replayed(dialect: Dialect, chat: ChatRequest, call: Call, reply: 
     if error is not None and not (isinstance(error, CallError) and dialect.errors_in_stream(error, chat)):
         raise error
     encoder = dialect.encoder(reply_of(chat, call))
+    # the whole stream before its status goes out: a fault of the encoder is a 500
+    stream = b"".join(replay(encoder, call.answers())) if error is None else encoder.start() + encoder.error(as_call_error(error))
     await reply.start_stream(encoder)
-    if error is not None:
-        await reply.finish_stream(encoder.start() + encoder.error(as_call_error(error)))
-        return
-    early, late = replay(encoder, call.answers())
-    await reply.finish_stream(early + late)
+    await reply.finish_stream(stream)
 
 
 async def _send_with_pings(encoder: Encoder, call: Call, reply: Responder, config: GatewayConfig) -> None:
