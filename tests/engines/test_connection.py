@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
+import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +26,7 @@ from polar.engines.connection import MAX_HEAD, Answer, Connections, NotHttp
 from polar.engines.http import HttpEngine
 from polar.engines.vllm import VllmEngine
 from polar.errors import EngineBusy, EngineTimeout, EngineUnavailable
+from polar.sockets import IDLE_S
 
 EVENTS = [{"n": number, "text": "é漢🙂"} for number in range(5)]
 STREAM = b"".join(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n" for event in EVENTS) + b"data: [DONE]\n\n"
@@ -270,6 +273,35 @@ async def test_a_host_that_does_not_connect_is_a_timeout(monkeypatch: pytest.Mon
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
     with pytest.raises(EngineTimeout):
         await collect(VllmEngine("http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("way", ["whole", "streamed"])
+async def test_a_silent_engine_is_probed(way: str) -> None:
+    """openai/openai-python#3269, netclaw-dev/netclaw#1272: behind a router that forgets idle connections, or before an engine that lost
+    its power, a long answer was waited for in vain."""
+    probed: list[int] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        probed.append(idle_before_a_probe(writer.get_extra_info("peername")))
+        writer.write(OK + sized(STREAM if way == "streamed" else b"{}"))
+
+    async with wire(handler) as (_, engine):
+        await (collect(engine) if way == "streamed" else engine.post("/v1/completions", {}))
+    assert probed == [IDLE_S]
+
+
+def idle_before_a_probe(name: tuple[str, int]) -> int:
+    """In seconds, of this process's own socket at that address."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            with socket.socket(fileno=os.dup(number)) as sock:
+                if sock.getsockname() == name:
+                    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+        except OSError:  # no socket, or closed meanwhile
+            continue
+    raise AssertionError(f"nothing here is at {name}")
 
 
 async def test_leaving_closes_the_connection_at_once() -> None:

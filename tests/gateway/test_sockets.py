@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 
 import pytest
 from gateway_listener import Listener, ask
+
+from polar.gateway.serve import bind
+from polar.sockets import IDLE_S
 
 
 def test_websocket_upgrades_are_refused_over_a_real_socket(listener: Listener) -> None:
@@ -17,6 +21,16 @@ def test_websocket_upgrades_are_refused_over_a_real_socket(listener: Listener) -
     connection.request("GET", f"/s/{key}/v1/responses", headers=headers)
     assert connection.getresponse().status == 426
     connection.close()
+
+
+def test_silent_clients_are_probed() -> None:
+    """anthropics/claude-code#82822: a router forgets a connection over which nothing goes for some minutes."""
+    with bind("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        listening.setblocking(True)
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == IDLE_S
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

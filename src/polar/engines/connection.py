@@ -8,7 +8,6 @@ Nothing is buffered, so nothing has to be paused. Knows no JSON, no events and n
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import time
 import zlib
@@ -17,6 +16,8 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 import httptools
+
+from polar.sockets import probe
 
 MAX_HEAD = 64 * 1024
 """Bytes of a status line with its headers."""
@@ -194,7 +195,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            probe(sock)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer

@@ -34,6 +34,7 @@ from polar.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
+from polar.sockets import probing
 
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
@@ -55,7 +56,7 @@ class HttpEngine(Engine):
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=probing),
                 timeout=aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
                 headers=self._headers(),
                 cookie_jar=aiohttp.DummyCookieJar(),  # nothing of one session's call may go out with another's
@@ -87,6 +88,16 @@ class HttpEngine(Engine):
         answer = (parse or loads)(raw) if raw else None
         _raise_error_body(answer, raw)
         return answer
+
+    async def post_if_there(self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None) -> bool:
+        """As `post`; `False`: the server has no such endpoint."""
+        try:
+            await self.post(path, body, timeout_s=timeout_s)
+        except EngineRejected as error:
+            if error.status in (404, 405):
+                return False
+            raise
+        return True
 
     async def _call(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
         started = time.monotonic()

@@ -20,6 +20,7 @@ from polar.gateway.config import GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.gateway.shards import Shards
 from polar.gateway.waiting import engines_up, unless
+from polar.sockets import probe
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a render in its thread may keep the interpreter from the event loop; Python's default of 5 ms is felt by every call."""
@@ -30,6 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe(sock)
     try:
         sock.bind((host, port))
     except (OSError, OverflowError) as error:
