@@ -52,6 +52,20 @@ async def test_the_next_turn_extends_the_tokens_of_both_halves(gateway: Open, ea
         assert chain[-1].broken is None
 
 
+async def test_where_the_prompt_opens_thinking_it_is_closed_first(gateway: Open) -> None:
+    async with gateway([GOES_ON, "Yes."], renderer="qwen3.5") as gw:
+        session, client = await gw.session()
+        player = Anthropic(tools=False).user("Which is it?")
+        player.history.append(BEGUN)
+        turn = await player.turn(client)
+        assert (turn.thinking, turn.text) == ("", GOES_ON)
+        assert gw.engine.calls[0].text.endswith("<think>\n\n</think>\n\nThe capital of France")
+        player.history[-2:] = [{"role": "assistant", "content": BEGUN["content"] + turn.text}]
+        await player.user("Sure?").turn(client)
+        first, second = await gw.completions(session)
+        assert extends(second, first)
+
+
 async def test_what_it_is_counted_as_is_what_is_sent(gateway: Open) -> None:
     async with gateway(["x"]) as gw:
         _, client = await gw.session()

@@ -142,7 +142,8 @@ class TokenPath:
             request = replace(request, messages=restore.restore(request.messages, recorded, shared))
         mode = "messages" if request.has_images else mode or self.mode
         begun = ""
-        if request.begun and mode == "tokens":
+        if request.begun and mode == "tokens" and self._rendering(template_arguments(self.renderer or "", request)).markers is not None:
+            # in a format without marks (Harmony) an answer's text may not be where the prompt ends
             begun = request.messages[-1].text
             request = replace(request, messages=request.messages[:-1])
             keys = Keys(keys.root, keys.strict[:-1], keys.loose[:-1])
