@@ -113,11 +113,32 @@ def test_a_released_session_frees_its_place() -> None:
     assert pool.pick("c") is first
 
 
-def test_each_engine_has_its_own_policy_version() -> None:
+async def test_each_engine_has_its_own_policy_version() -> None:
     pool, engines, _ = pool_of(2)
-    pool.set_policy_version(engines[1], "7")
-    assert [pool.policy_version(engine) for engine in engines] == [None, "7"]
+    engines[1].policy_version = "7"
+    await pool.note_versions()
     assert [entry["policy_version"] for entry in pool.health()] == [None, "7"]
+
+
+async def test_an_engine_that_was_started_anew_stays_out_until_it_has_the_weights() -> None:
+    """Elsewhere it got requests with the weights that it began with, under the present version (radixark/miles#1724)."""
+    pool, (engine, other), clock = pool_of(2)
+    engine.up = other.up = True
+    engine.policy_version = other.policy_version = "7"
+    await pool.note_versions()
+    await pool.confirm(engine)
+    pool.failed(engine, DOWN)
+    engine.policy_version = None  # what it says after a start
+    with pytest.raises(EngineUnavailable, match="started anew"):
+        await pool.confirm(engine)
+    clock.now = FIRST_BACKOFF_S
+    pool.probe()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [entry["alive"] for entry in pool.health()] == [False, True]
+    engine.policy_version = "8"
+    await pool.note_versions()
+    await pool.confirm(engine)
 
 
 def test_a_pool_has_a_length_and_lists_its_engines() -> None:

@@ -100,6 +100,26 @@ async def test_a_paused_call_gets_pings_and_goes_on_after_resume(gateway: Open, 
         assert (await gw.completions(session))[0].policy_version == "8"
 
 
+@pytest.mark.parametrize("stream", ["replay", "live"])
+async def test_an_engine_that_was_started_anew_samples_nothing_before_it_has_the_weights(gateway: Open, stream: str) -> None:
+    """An engine that died and is back has the weights that it began with; only a sync makes it the policy again (radixark/miles#1724)."""
+    down = EngineUnavailable("connection refused")
+    async with gateway([Reply("no", error=down), "Hi."], stream=stream) as gw:
+        session, client = await gw.session()
+        gw.engine.policy_version = "7"
+        await admin(gw).post("/admin/policy", {"policy_version": 7})
+        live = stream == "live"
+        assert (await Chat().user("Go.").send(client, live)).status == 502
+        gw.engine.policy_version = None
+        refused = await Chat().user("Go.").send(client, live)
+        assert (refused.status, len(gw.engine.calls)) == (502, 1)
+        assert "started anew" in refused.json()["error"]["message"]
+        gw.engine.policy_version = "8"
+        await admin(gw).post("/admin/policy", {"policy_version": 8})
+        assert (await Chat().user("Go.").turn(client, live)).text == "Hi."
+        assert [one.policy_version for one in await gw.completions(session)] == ["8"]
+
+
 async def test_pause_returns_when_the_last_call_is_out(gateway: Open) -> None:
     async with gateway([Reply("Hi.", delay_s=0.15)]) as gw:
         _, client = await gw.session()

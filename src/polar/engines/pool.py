@@ -5,6 +5,9 @@ and keeps it while that lives, for the sake of its prefix cache. An engine that 
 each failure; then it is probed (`Engine.info`) in the background, when a call or a look at health comes by, and taken back when it
 answers. A look at health also asks engines that were not heard of for a while. If all are dead the session's own one is tried
 nevertheless: the caller finds out at once when it is back. An engine that dies and one that comes back are both logged.
+
+One that comes back may have been started anew, with the weights that it began with. Where engines tell their version, such a one stays out
+until it has been given the present weights: what it samples would carry a version that it is not of.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from polar.chat import JsonObject
@@ -27,6 +31,8 @@ FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 60.0
 FRESH_S = 10.0
 """How long an engine that answered is believed to be alive before a look at health asks it again."""
+VERSION_S = 10.0
+"""How long an engine may take to say its version."""
 MAX_SESSIONS = 100_000
 """How many sessions are remembered; the longest unseen is forgotten first, and finds a new engine if it comes back."""
 
@@ -119,12 +125,28 @@ class EnginePool:
         member.heard_at = self._clock()
         member.last_error = None
 
-    def set_policy_version(self, engine: Engine, version: str | None) -> None:
-        """What a weight update, or an answer, said this engine's weights are."""
-        self._member(engine).policy_version = version
+    async def note_versions(self) -> None:
+        """New weights are in place: notes the version that each engine tells."""
 
-    def policy_version(self, engine: Engine) -> str | None:
-        return self._member(engine).policy_version
+        async def note(member: _Member) -> None:
+            member.policy_version = None
+            with suppress(CallError, TimeoutError):
+                async with asyncio.timeout(VERSION_S):
+                    member.policy_version = await member.engine.weight_version()
+
+        await asyncio.gather(*map(note, self._members))
+
+    async def confirm(self, engine: Engine) -> None:
+        """To be asked before a call of `engine`. Raises `EngineUnavailable` for one that has failed and was then started anew."""
+        member = self._member(engine)
+        if not member.alive:
+            await self._check_version(member)
+
+    async def _check_version(self, member: _Member) -> None:
+        """An engine that had a version and now tells none has forgotten it."""
+        if member.policy_version is not None and await member.engine.weight_version() is None:
+            had = f"the weights of version {member.policy_version}"
+            raise EngineUnavailable(f"{member.engine.url} was started anew and has not {had}; the next weight sync mends that")
 
     def health(self) -> list[JsonObject]:
         """One entry per engine, for `/health`."""
@@ -161,6 +183,7 @@ class EnginePool:
     async def _probe(self, engine: Engine) -> None:
         try:
             await engine.info()
+            await self._check_version(self._member(engine))
         except CallError as error:
             if not self._member(engine).alive or isinstance(error, EngineUnavailable):  # a busy one is still there
                 self.failed(engine, error)

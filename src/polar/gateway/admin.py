@@ -142,6 +142,7 @@ def admin_app(gateway: Gateway) -> Starlette:
         if not isinstance(version, str | int) or isinstance(version, bool):
             raise InvalidRequest("policy_version must be a string or an integer", param="policy_version")
         gateway.gate.policy_version = str(version)
+        await asyncio.gather(*(served.pool.note_versions() for served in gateway.models.all))
         return Json(gateway.inference_status(), 200 if agreed(await spread(request, body)) else 504)
 
     async def spread(request: Request, body: JsonObject | None = None) -> dict[int, tuple[int, JsonObject] | CallError]:

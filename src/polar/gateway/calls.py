@@ -225,6 +225,7 @@ class Call:
             engine = self._served.pool.pick(self._state.record.id, avoid=tried)
             sampled.engine = engine.url
             try:
+                await self._served.pool.confirm(engine)
                 generations = await self._ask(engine, plan, sampled)
             except EngineUnavailable as error:
                 self._served.pool.failed(engine, error)
@@ -277,6 +278,7 @@ class Call:
             engine = self._served.pool.pick(self._state.record.id, avoid=tried)
             sampled.engine = engine.url
             try:
+                await self._served.pool.confirm(engine)
                 return await self._stream_from(engine, plan, sampled, reader, ids, version)
             except EngineUnavailable as error:
                 self._served.pool.failed(engine, error)

@@ -213,6 +213,9 @@ class ScriptedEngine(Engine):
     async def info(self) -> EngineInfo:
         return EngineInfo((self.backend.name,), self.backend.context, "scripted", self.backend.name)
 
+    async def weight_version(self) -> str | None:
+        return self.policy_version
+
     async def generate(self, request: TokensRequest) -> list[Generation]:
         job = self._job(request)
         outputs = await self._outputs(job, request.n)
