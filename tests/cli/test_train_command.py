@@ -53,6 +53,21 @@ def test_a_dry_run_starts_nothing_and_says_what_it_does_not_know(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"attention": "flash_attention_2"}, "model: attention 'flash_attention_2' cannot be had"),
+        ({"lora": {"target_modules": ["query"]}}, "model: lora.target_modules ['query'] fits no layer"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_model_could_not_be_loaded_with(model: dict[str, object], said: str, tmp_path: Path) -> None:
+    path = settings(tmp_path / "train.yaml", model={"name": "tiny-qwen3", **model})
+    done = polar_train(path, "--dry-run", "-o", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.real
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

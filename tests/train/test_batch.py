@@ -160,3 +160,12 @@ def test_every_sampled_token_is_trained_stale_dropped_or_in_a_ledger(
     assert counts.stepped == sum(len(row.places) for row in batch.rows)
     if counts.stepped:
         assert float(np.sum([float(row.weights.double().sum()) for row in batch.rows])) == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [-1, 61])
+def test_an_id_that_the_model_does_not_have_is_refused_with_its_row(wrong: int) -> None:
+    result = session("a", 1.0, row_rewards=[1.0, 1.0])
+    (result.trajectory or {})["traces"][1]["prompt_ids"][2] = wrong
+    make_batch([group(result, session("b", 0.0))], Recipe(vocabulary=62 if wrong > 0 else None), policy_version=0)
+    with pytest.raises(NotTrainable, match=f"session a, row 1: id {wrong} is none of the model's 61"):
+        make_batch([group(result, session("b", 0.0))], Recipe(vocabulary=61), policy_version=0)

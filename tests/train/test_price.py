@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def test_arithmetic_follows_from_the_parameters(tmp_path: Path) -> None:
     assert found["memory for the state"].value == 16 * parameters
 
 
-def test_a_model_that_is_not_here_leaves_its_figures_unknown() -> None:
+def test_a_model_that_only_the_hub_has_leaves_its_figures_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polar.train.checks.check_place", lambda name: None)  # it has it
     found = price(config(model="some/model", engine="http://127.0.0.1:1"))
     assert found["parameters"].value is None
     assert found["memory for the state"].value is None
@@ -105,16 +107,33 @@ def test_evaluations_are_counted(evaluation: dict[str, Any], times: int) -> None
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"harnesses": "no-such-harness"}, "no-such-harness"),
+        ({"harnesses": "no-such-harness"}, "harnesses: no harness is called 'no-such-harness'"),
+        ({"evaluation": {"harnesses": ["none-such"]}}, "evaluation.harnesses: no harness is called 'none-such'"),
+        ({"rollout": {"builder": "none-such"}}, "rollout.builder: no builder is called 'none-such'"),
+        ({"rollout": {"agent": {"settings": {"context": "x"}}}}, "task .* under pi: agent.settings.context is a whole number"),
         ({"engine": {"kind": "no-such-kind"}}, "engine.kind: 'no-such-kind' is not known"),
-        ({"rollout": {"runtime": "no-such-runtime"}}, "no runtime is called 'no-such-runtime'"),
-        ({"model": "/no/such/model"}, "/no/such/model is no folder with a config.json"),
+        ({"rollout": {"runtime": "no-such-runtime"}}, "rollout.runtime: no runtime is called 'no-such-runtime'"),
+        ({"model": "/no/such/model"}, "model: there is no folder /no/such/model"),
         ({"model": "some/model"}, "the embedded engine loads nothing from elsewhere: download it first"),
         ({"model": "tiny-qwen"}, "is tiny-qwen3 meant?"),
-        ({"tasks": "dmo"}, "is demo meant?"),
+        ({"tasks": "dmo"}, "tasks.train: .*is demo meant?"),
+        ({"tasks": {"train": "demo", "held_out": "dmo"}}, "tasks.held_out: .*is demo meant?"),
+        ({"metrics": ["wandb"]}, "the metrics writer wandb needs its library: pip install wandb"),
         ({"tasks": None, "recorded": "no-such.jsonl"}, "recorded: there is no file no-such.jsonl"),
     ],
 )
-def test_what_the_run_would_refuse_is_refused(more: dict[str, Any], said: str) -> None:
+def test_what_the_run_would_refuse_is_refused(more: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
     with pytest.raises(ConfigError, match=said):
         price(config(**more))
+
+
+def test_recorded_rows_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "model")
+    results(tmp_path / "results.jsonl")
+    recorded = config(model=str(tmp_path / "model"), tasks=None, recorded=str(tmp_path / "results.jsonl"))
+    assert price(recorded)["sampled_tokens"].origin == "measured"
+    facts = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**facts, "vocab_size": 12}))
+    with pytest.raises(ConfigError, match=r"recorded: session s0-0, row 0: id \d+ is none of the model's 12: another tokenizer made it"):
+        price(recorded)

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from polar.errors import ConfigError
-from polar.train.config import TrainConfig
-from polar.train.folder import opened, read_run
+from polar.runtime.spec import RuntimeSpec
+from polar.tasks import find
+from polar.train import TrainConfig, train
+from polar.train.checks import check_tasks
+from polar.train.folder import locked, opened, read_run
 
 
 def config(folder: Path, **more: Any) -> TrainConfig:
@@ -68,3 +71,73 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match="holds no run"):
         read_run(tmp_path)
+
+
+def task(folder: Path, name: str, instruction: str = "Do it.") -> None:
+    """A Harbor task, or other words for one that is there."""
+    (folder / name / "environment").mkdir(parents=True, exist_ok=True)
+    (folder / name / "tests").mkdir(exist_ok=True)
+    for file, text in {
+        "task.toml": "",
+        "instruction.md": instruction,
+        "tests/test.sh": "true\n",
+        "environment/Dockerfile": "FROM x\n",
+    }.items():
+        (folder / name / file).write_text(text)
+
+
+def begun(folder: Path) -> Path:
+    (folder / "rollout").mkdir(parents=True)
+    return folder
+
+
+RUNTIME = RuntimeSpec(backend="docker")
+
+
+def test_a_task_that_was_edited_under_its_name_is_noticed_once(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    for name in ("a", "b"):
+        task(tmp_path / "tasks", name)
+    line = tmp_path / "lines.jsonl"
+    line.write_text('{"id": "c", "instruction": "Say 4.", "answer": "4"}\n')
+
+    def edited() -> list[str]:
+        return check_tasks(run, [*find(str(tmp_path / "tasks")), *find(str(line))], RUNTIME)
+
+    assert edited() == []
+    assert edited() == []
+    task(tmp_path / "tasks", "b", "Do it well.")
+    assert edited() == ["b"]
+    (tmp_path / "tasks" / "a" / "tests" / "test.sh").write_text("false\n")
+    line.write_text('{"id": "c", "instruction": "Say 4.", "answer": "5"}\n')
+    assert edited() == ["a", "c"]
+    assert edited() == []
+    (tmp_path / "tasks").rename(tmp_path / "moved")
+    assert check_tasks(run, [*find(str(tmp_path / "moved")), *find(str(line))], RUNTIME) == []
+
+
+def test_other_tasks_are_another_run(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    for name in ("a", "b"):
+        task(tmp_path / "tasks", name)
+    tasks = find(str(tmp_path / "tasks"))
+    check_tasks(run, tasks, RUNTIME)
+    with pytest.raises(ConfigError, match=r"tasks: they are not those that the run in .* began with \(gone: b\)"):
+        check_tasks(run, tasks[:1], RUNTIME)
+    with pytest.raises(ConfigError, match="their order"):
+        check_tasks(run, tasks[::-1], RUNTIME)
+    task(tmp_path / "tasks", "c")
+    with pytest.raises(ConfigError, match=r"\(new: c\)"):
+        check_tasks(run, find(str(tmp_path / "tasks")), RUNTIME)
+    (run / "rollout").rmdir()  # nothing was asked for yet
+    assert check_tasks(run, find(str(tmp_path / "tasks")), RUNTIME) == []
+
+
+def test_two_runs_do_not_write_weights_for_engines_into_one_folder(tmp_path: Path) -> None:
+    settings = config(tmp_path / "run", model="tiny-qwen3", sync={"folder": str(tmp_path / "weights")})
+    with (
+        locked(tmp_path / "weights", "it is ours"),
+        pytest.raises(ConfigError, match=r"sync\.folder: another run writes its weights to .*/weights"),
+    ):
+        train(settings)
+    assert not (tmp_path / "run" / "rollout").exists()

@@ -76,3 +76,14 @@ def test_recorded_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     check_tokenizer([group], "b" * 64)
     with pytest.raises(ConfigError, match="session s0-1 holds ids of another tokenizer"):
         check_tokenizer([group], "a" * 64)
+
+
+def test_recorded_ids_beyond_the_vocabulary_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "model")
+    group = recorded_group(0)
+    row = (group.results[1].trajectory or {})["traces"][0]
+    row["response_ids"][3] = 61
+    (tmp_path / "groups.jsonl").write_text("\n".join(result.model_dump_json() for result in group.results))
+    with pytest.raises(ConfigError, match="recorded: session s0-1, row 0: id 61 is none of the model's 61"):
+        run(tmp_path / "run", tmp_path, 1)
+    assert not read_metrics(tmp_path / "run")

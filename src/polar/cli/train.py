@@ -45,14 +45,18 @@ def train(
     if dry_run:
         from polar.train.price import price
 
-        show_price(price(settings, measured))
-        return
+        show_price(price(settings, measured))  # which needs no torch: what it takes is also told where it cannot run
     try:
+        from polar.train.run import check_loads, quiet_transformers
         from polar.train.run import train as run
     except ImportError as error:
         raise ConfigError(
             f"polar train needs torch, transformers and peft: pip install -e '.[train]' (in Polar's folder) ({error})"
         ) from error
+    if dry_run:
+        quiet_transformers()
+        check_loads(settings)
+        return
     from polar.train.progress import Screen
 
     if os.environ.get("RANK", "0") != "0":  # of several processes one leads, and has the screen
@@ -86,7 +90,7 @@ def _settings(config: Path | None, resume: Path | None, overrides: list[str], ou
         given, where = settings.overlaid({**begun_with, "output": str(resume)}, overrides), str(resume)
     if output is not None:
         given["output"] = str(output)
-    return settings.parse(given, where)
+    return settings.parse(given, where, over=settings.names(overrides))
 
 
 def _tell(say_line: Callable[[str], None], outcome: Outcome) -> None:

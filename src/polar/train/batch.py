@@ -18,6 +18,7 @@ from polar.errors import NotTrainable
 from polar.rollout.models import SessionResult
 from polar.train.advantages import Advantage, Advantages, advantages, spread
 from polar.train.groups import Group, reward_of, rollouts_of
+from polar.train.place import not_of_the_model
 from polar.train.rows import Row, row_of
 from polar.train.weights import Aggregation, version_number, weights
 from polar.trajectory.row import Mask, Trace, Trajectory
@@ -33,6 +34,8 @@ class Recipe:
     max_staleness: int | None = 1
     shuffle_rewards: bool = False
     seed: int = 0
+    vocabulary: int | None = None
+    """How many ids the model has; `None` does not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
     """The batch of these groups at this policy version; groups that teach nothing are counted in it, too.
 
     A row's advantage is its rollout's. Where an evaluator gave rows rewards of their own, each row is compared with the group by its own.
-    Raises `NotTrainable` where tokens do not add up and for what is no trajectory, `ValueError` for rewards that are not finite.
+    Raises `NotTrainable` where tokens do not add up, for what is no trajectory, and for ids that the model does not have, `ValueError` for
+    rewards that are not finite.
     """
     traces: list[Trace] = []
     provenance: list[JsonObject] = []
@@ -102,7 +106,8 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
             sampled += trajectory.sampled if counted else trajectory.in_rows + trajectory.ledger.tokens
             for line in trajectory.ledger:
                 ledger[line.reason] += line.tokens
-            for trace in trajectory.traces:
+            for number, trace in enumerate(trajectory.traces):
+                _check_ids(trace, result, number, recipe.vocabulary)
                 share, why = _share(trace, result, found, scale, recipe.shuffle_rewards)
                 traces.append(_owned(trace, result, group))
                 provenance.append(_engine(result))
@@ -135,6 +140,15 @@ def _trajectory(result: SessionResult) -> Trajectory:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise NotTrainable(f"session {result.session_id}: its trajectory cannot be read: {why}") from error
+
+
+def _check_ids(trace: Trace, result: SessionResult, number: int, vocabulary: int | None) -> None:
+    """A GPU would end the process for an id that is not there."""
+    if vocabulary is None or not len(trace.ids):
+        return
+    beyond = trace.ids[(trace.ids < 0) | (trace.ids >= vocabulary)]
+    if len(beyond):
+        raise NotTrainable(f"session {result.session_id}, row {number}: {not_of_the_model(int(beyond[0]), vocabulary)}")
 
 
 def _engine(result: SessionResult) -> JsonObject:

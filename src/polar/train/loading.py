@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from polar.errors import ConfigError
+from polar.train.place import check_place, not_given
 from polar.train.policy import Policy, Way
 from polar.train.rows import Row
 
@@ -98,6 +99,29 @@ def load_model(
         base = _with_new_adapter(base, lora)
     _check_adapter(base)
     return _finished(base, gradient_checkpointing, trainable)
+
+
+def check_loads(
+    model: str,
+    *,
+    dtype: str = "float32",
+    attention: str = "sdpa",
+    lora: LoraSettings | None = None,
+    gradient_checkpointing: bool = False,
+) -> None:
+    """Raises `ConfigError` for what `load_model` would refuse and its config.json tells: no weights are read, and none are made."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    check_place(model)
+    try:
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=_dtype(dtype), attn_implementation=attention)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ConfigError(_why_not_loaded(model, attention, error)) from error
+    if lora is not None:
+        made = _with_new_adapter(made, lora)
+    _check_adapter(made)
+    _finished(made, gradient_checkpointing, trainable=True)
 
 
 def _finished(model: Any, gradient_checkpointing: bool, trainable: bool) -> Any:
@@ -244,7 +268,7 @@ def _dtype(name: str) -> torch.dtype:
 def _base(name: str, dtype: torch.dtype, attention: str, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
-    _check_place(name)
+    check_place(name)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, attn_implementation=attention, device_map={"": device}, output_loading_info=True
@@ -261,24 +285,6 @@ def _base(name: str, dtype: torch.dtype, attention: str, device: torch.device) -
     return model
 
 
-def _check_place(name: str) -> None:
-    """A folder that is none is said before anybody asks the hub for it."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            adapter = (path / "adapter_config.json").is_file()
-            raise ConfigError(
-                f"{name} holds a LoRA adapter, not a model: name the base as the model, and this folder as the adapter"
-                if adapter
-                else f"{name} has no config.json: it is not a model in Hugging Face's format"
-            )
-        return
-    if path.exists():
-        raise ConfigError(f"{name} is a file; a model is a folder with config.json and *.safetensors")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ConfigError(f"there is no folder {name}")
-
-
 def _why_not_loaded(name: str, attention: str, error: Exception) -> str:
     said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "Unrecognized configuration class" in said or "AutoModelForCausalLM" in said:
@@ -286,10 +292,7 @@ def _why_not_loaded(name: str, attention: str, error: Exception) -> str:
     if "attn_implementation" in str(error) or "flash" in str(error).lower() or "sdpa" in said.lower():
         return f"attention {attention!r} cannot be had for {name} here: {said} (sdpa comes with PyTorch)"
     if not Path(name).is_dir():
-        return (
-            f"{name} is no folder here, and the Hugging Face hub did not give it: {said} "
-            "Download it where there is a network (`hf download`), and name the folder"
-        )
+        return not_given(name, error)
     return f"{name} cannot be loaded: {said}"
 
 

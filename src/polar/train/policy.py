@@ -77,6 +77,11 @@ class Policy:
         return weight
 
     @property
+    def vocabulary(self) -> int:
+        """How many ids the model takes."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
     def device(self) -> torch.device:
         return next(self.backbone.parameters()).device
 

@@ -20,11 +20,12 @@ from statistics import fmean
 from typing import Literal
 
 from polar.errors import ConfigError
-from polar.train.checks import check
+from polar.train.checks import check, check_recorded
 from polar.train.config import TrainConfig
 from polar.train.curriculum import split
 from polar.train.groups import Group, teaches
 from polar.train.metrics import read_metrics
+from polar.train.place import place_of
 from polar.train.requests import Requests
 from polar.train.source import read_groups
 
@@ -62,9 +63,12 @@ def price(config: TrainConfig, measured: Path | None = None) -> Price:
     evaluated = 0
     if config.tasks is not None:
         requests = Requests(config, *split(config.tasks))
-        requests.check()
+        if config.rollout.url is None:  # a service elsewhere checks what it knows
+            requests.check()
         evaluated = requests.evaluated * config.evaluation.samples * _evaluations(config)
-    known = _Known(config, list(read_groups(measured)) if measured is not None else [])
+    recorded = list(read_groups(Path(config.recorded))) if config.recorded is not None else []
+    check_recorded(config, recorded)
+    known = _Known(config, [*(read_groups(measured) if measured is not None else ()), *recorded])
     return Price(tuple(_figures(config, known, evaluated)))
 
 
@@ -73,8 +77,7 @@ class _Known:
 
     def __init__(self, config: TrainConfig, groups: Sequence[Group]) -> None:
         self._config = config
-        recorded = list(read_groups(Path(config.recorded))) if config.recorded is not None else []
-        results = [result for group in [*groups, *recorded] for result in group.results]
+        results = [result for group in groups for result in group.results]
         self._measured: dict[str, float] = {}
         if results:
             rows = [sum(_length(trace) for trace in (result.trajectory or {}).get("traces", ())) for result in results]
@@ -83,7 +86,7 @@ class _Known:
             seconds = fmean(result.timing.run_ms / 1000 for result in results)
             if seconds > 0:
                 self._measured["session_seconds"] = seconds
-            several = [group for group in [*groups, *recorded] if len(group.results) > 1]
+            several = [group for group in groups if len(group.results) > 1]
             if several:
                 share = fmean(teaches(group, config.make_advantage()) for group in several)
                 self._measured["teaching"] = max(share, 1 / (len(several) + 1))
@@ -165,13 +168,10 @@ def _memory(config: TrainConfig, parameters: Figure) -> Figure:
 
 
 def _parameters(config: TrainConfig) -> Figure:
-    from polar.engine.models import known_models
-
-    name = config.model.name
-    folder = known_models()[name]() if name in known_models() else Path(name).expanduser()
+    folder = Path(place_of(config.model.name))
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files:
-        return Figure("parameters", None, "", "unknown", f"{name} is no folder here")
+        return Figure("parameters", None, "", "unknown", f"{config.model.name} is no folder here")
     return Figure("parameters", sum(map(_entries, files)), "", "exact")
 
 

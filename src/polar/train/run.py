@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,19 +23,21 @@ import numpy as np
 import torch
 
 from polar.tokens.tokenizer import load_tokenizer
-from polar.train import checkpoints, world
+from polar.train import checkpoints, loading, world
 from polar.train.checkpoints import RunState
-from polar.train.checks import check, check_groups, check_tokenizer
+from polar.train.checks import check, check_groups, check_recorded, check_tasks
 from polar.train.config import TrainConfig
 from polar.train.curriculum import split
 from polar.train.evaluation import Evaluations, Outcome
-from polar.train.folder import RunFolder, opened
+from polar.train.folder import RunFolder, locked, opened
 from polar.train.learner import Learner
 from polar.train.loading import LoraSettings
 from polar.train.metrics import open_metrics
 from polar.train.parallel import Parallel, join
+from polar.train.place import place_of
 from polar.train.progress import Progress, Silent
 from polar.train.requests import Requests
+from polar.train.settings import setting
 from polar.train.source import RecordedSource, ServiceSource
 from polar.train.sync import Control, EngineAt, Exports, Gateways, Syncer
 from polar.train.trainer import Parts, Summary, Trainer
@@ -48,7 +51,8 @@ def train(config: TrainConfig, *, progress: Progress | None = None, tell: Tell =
     `None` on ranks that follow. Raises `PolarError`: `ConfigError` for settings that do not fit each other or the machine, `NotTrainable`
     where what comes cannot be trained on, and what the parts raise.
     """
-    check(config)
+    if os.environ.get("RANK", "0") == "0":  # the leader's machine has the model; the others need nothing of it
+        check(config)
     quiet_transformers()
     with join() as group:
         if not group.leads:
@@ -81,10 +85,9 @@ async def _train(config: TrainConfig, folder: RunFolder, learner: Learner, place
 
 def _recorded(config: TrainConfig, folder: RunFolder, state: RunState, learner: Learner, metrics: Any, progress: Progress) -> Parts:
     assert config.recorded is not None
-    source, base = RecordedSource(Path(config.recorded)), Path(model_folder(config.model.name))
+    source = RecordedSource(Path(config.recorded))
     check_groups(folder.path, source.groups, int(state.position.get("next_group", 0)))
-    if config.gate.rows and config.gate.action == "stop" and (base / "tokenizer.json").is_file():
-        check_tokenizer(source.groups, load_tokenizer(base).hash)
+    check_recorded(config, source.groups)
     return Parts(learner, source, metrics, progress=progress)
 
 
@@ -93,15 +96,20 @@ async def _parts(
     config: TrainConfig, folder: RunFolder, learner: Learner, metrics: Any, progress: Progress, tell: Tell
 ) -> AsyncIterator[Parts]:
     assert config.tasks is not None
-    requests = Requests(config, *split(config.tasks))
+    train, held_out = split(config.tasks)
+    requests = Requests(config, train, held_out)
     if config.rollout.url is None:  # before anything is started; a service elsewhere checks what it knows
         requests.check()
+    for edited in await asyncio.to_thread(check_tasks, folder.path, [*train, *held_out], config.rollout.runtime):
+        progress.say(f"tasks: {edited} is not what it was when the run began: from here on it is rolled out as it is now")
     if not requests.evaluated and (config.evaluation.before or config.evaluation.after):
         progress.say("no task is held out, so nothing is evaluated (tasks.held_out)")
-    base = model_folder(config.model.name)
+    base = place_of(config.model.name)
     here = await asyncio.to_thread(Path(base).is_dir)  # a hub's name is none
     tokenizer = load_tokenizer(Path(base)) if here else None
-    async with world.entered(config, base, requests.harnesses, folder.rollout, progress.say) as running:
+    async with AsyncExitStack() as stack:
+        weights = stack.enter_context(_weights(config, folder))
+        running = await stack.enter_async_context(world.entered(config, base, requests.harnesses, folder.rollout, progress.say))
         syncer = Syncer(
             [_control(running.url, running.token)],
             _engines(config),
@@ -117,7 +125,7 @@ async def _parts(
                 metrics,
                 sync=syncer,
                 exports=Exports(
-                    Path(config.sync.folder or folder.weights),
+                    weights,
                     tokenizer=Path(base) if tokenizer is not None else None,
                     adapter_only=config.sync.adapter is not None,
                 ),
@@ -128,6 +136,18 @@ async def _parts(
             )
         finally:
             await syncer.aclose()
+
+
+@contextlib.contextmanager
+def _weights(config: TrainConfig, folder: RunFolder) -> Iterator[Path]:
+    """Where weights are written for the engines, by this run alone: each removes what it takes for an earlier version."""
+    if config.sync.folder is None:
+        yield folder.weights
+        return
+    place = Path(config.sync.folder).expanduser()
+    place.mkdir(parents=True, exist_ok=True)  # for engines of other users, too
+    with locked(place, f"sync.folder: another run writes its weights to {place}; each needs a folder of its own"):
+        yield place
 
 
 def _evaluations(
@@ -158,18 +178,26 @@ def _engines(config: TrainConfig) -> list[EngineAt] | None:
 
 
 def quiet_transformers() -> None:
-    """Its bars of loaded weights would go over ours."""
+    """Its bars of loaded weights would go over ours. The hub's client has a handler of its own: what it also gave to the root logger's
+    would stand there twice."""
+    from huggingface_hub.utils.logging import disable_propagation
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    disable_propagation()
 
 
-def model_folder(name: str) -> str:
-    """The folder of a model that Polar knows by name, else what `name` is itself: a folder, or a hub name."""
-    from polar.engine.models import known_models
-
-    known = known_models()
-    return str(known[name]() if name in known else Path(name).expanduser())
+def check_loads(config: TrainConfig) -> None:
+    """Raises `ConfigError` for what `train` would refuse when it loads the model, as far as that takes no weights."""
+    model = config.model
+    with setting("model"):
+        loading.check_loads(
+            place_of(model.name),
+            dtype=model.dtype,
+            attention=model.attention,
+            lora=None if model.lora is None else LoraSettings(**model.lora.model_dump()),
+            gradient_checkpointing=model.gradient_checkpointing,
+        )
 
 
 def make_learner(config: TrainConfig, group: Parallel, place: Path | None = None) -> Learner:
@@ -178,13 +206,14 @@ def make_learner(config: TrainConfig, group: Parallel, place: Path | None = None
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
-    model, base = config.model, model_folder(config.model.name)
+    model, base = config.model, place_of(config.model.name)
     how: dict[str, Any] = {"dtype": model.dtype, "attention": model.attention, "gradient_checkpointing": model.gradient_checkpointing}
     adapter: dict[str, Any] = {}
     if model.lora is not None:
         adapter = {"lora": LoraSettings(**model.lora.model_dump())} if place is None else {"adapter": place / "model"}
     path = base if place is None or model.lora is not None else str(place / "model")
-    policy = group.load(path, sharding=model.sharding, temperature=config.temperature, **how, **adapter)
+    with setting("model"):
+        policy = group.load(path, sharding=model.sharding, temperature=config.temperature, **how, **adapter)
     loss = config.make_loss()
     reference = None
     if loss.beta:

@@ -114,6 +114,7 @@ class Trainer:
             max_staleness=config.max_staleness if config.live else None,
             shuffle_rewards=config.shuffle_rewards,
             seed=config.seed,
+            vocabulary=parts.learner.policy.vocabulary,
         )
         self._stop = asyncio.Event()
         self._saved: Path | None = None
