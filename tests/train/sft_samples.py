@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from tiny_qwen3 import tiny_qwen3
 
 from polar.engine.models import resolve
 from polar.tokens.tokenizer import load_tokenizer
@@ -20,19 +19,7 @@ VOCABULARY = 4096
 
 def model(folder: Path, seed: int = 0) -> Path:
     """A random Qwen3 with the bundled model's tokenizer and template."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tiny_qwen3(VOCABULARY, seed, max_position_embeddings=256).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((BUNDLED / name).read_bytes())
     return folder

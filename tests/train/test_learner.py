@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from tiny_qwen3 import tiny_qwen3
 
-from polar.errors import ConfigError
+from polar.errors import ConfigError, SaveFailed
 from polar.train.checkpoints import RunState, latest, load_run, restore, save
 from polar.train.learner import Learner, Optimisation
 from polar.train.loss import Loss
@@ -22,19 +22,7 @@ HOW = Optimisation(lr=1e-2, token_budget=40)
 
 
 def policy(seed: int = 0, dtype: torch.dtype = torch.float64) -> Policy:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
-    return Policy(AutoModelForCausalLM.from_config(config).to(dtype))
+    return Policy(tiny_qwen3(VOCABULARY, seed).to(dtype))
 
 
 def batch(seed: int, count: int = 5) -> list[Row]:
@@ -146,7 +134,7 @@ def test_the_disk_is_cleared_of_what_another_process_left_before_more_is_written
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(learner, "save_model", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(SaveFailed, match="No space"):
         save(tmp_path, learner, RunState(2, 2))
     assert list(tmp_path.iterdir()) == []
 
@@ -179,11 +167,6 @@ def test_a_half_written_checkpoint_is_not_seen(tmp_path: Path) -> None:
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     place = save(tmp_path, Learner(policy(), HOW), RunState(3, 2))
     assert json.loads((place / "run.json").read_text())["policy_version"] == 3
-    torch.manual_seed(0)
-    other = Policy(
-        AutoModelForCausalLM.from_config(
-            Qwen3Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, head_dim=8)
-        )
-    )
+    other = Policy(tiny_qwen3(9, hidden_size=8, num_hidden_layers=1))
     with pytest.raises(ConfigError, match="does not fit"):
         restore(place, Learner(other, HOW))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen3Config
+from tiny_qwen3 import tiny_qwen3
 
 from polar.errors import ConfigError
 from polar.train.checkpoints import RunState, latest, restore, save
@@ -25,25 +25,10 @@ HOW = Optimisation(lr=1e-2, token_budget=40)
 LORA = LoraSettings(r=4, alpha=8.0)
 
 
-def config(**more: Any) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-        **{"tie_word_embeddings": True, **more},
-    )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config()).save_pretrained(place)
+    tiny_qwen3(VOCABULARY).save_pretrained(place)
     return str(place)
 
 
@@ -263,8 +248,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, folder: str, dtype: str, lora
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_merged_model_computes_the_same_and_leaves_the_policy_alone(tmp_path: Path, tied: bool) -> None:
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config(tie_word_embeddings=tied)).save_pretrained(tmp_path / "base")
+    tiny_qwen3(VOCABULARY, tie_word_embeddings=tied).save_pretrained(tmp_path / "base")
     policy = load_policy(str(tmp_path / "base"), lora=LORA)
     learner, rows = Learner(policy, HOW), batch(5)
     learner.step(rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.errors import ConfigError
@@ -64,6 +64,7 @@ def test_what_is_no_metric_is_refused_and_nothing_is_written(tmp_path: Path, val
     assert read_metrics(tmp_path) == []
 
 
+@settings(deadline=None)  # each line is synced, and a disk may be busy
 @given(st.lists(st.integers(0, 12), max_size=12).map(sorted), st.integers(-1, 13))
 def test_a_resumed_run_has_no_step_twice(tmp_path_factory: pytest.TempPathFactory, steps: list[int], resumed: int) -> None:
     folder = tmp_path_factory.mktemp("metrics")

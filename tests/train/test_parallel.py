@@ -14,7 +14,7 @@ import parallel_work
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config
+from tiny_qwen3 import tiny_qwen3
 
 from polar.train.parallel import join
 
@@ -54,20 +54,7 @@ class Processes:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("models") / "tiny"
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(
-        Qwen3Config(
-            vocab_size=parallel_work.VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            max_position_embeddings=128,
-            tie_word_embeddings=True,
-        )
-    ).save_pretrained(place)
+    tiny_qwen3(parallel_work.VOCABULARY).save_pretrained(place)
     return str(place)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Lfm2Config, Lfm2ForCausalLM, Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from tiny_qwen3 import WIDER, tiny_qwen3
+from transformers import Lfm2Config, Lfm2ForCausalLM, Qwen3_5ForCausalLM, Qwen3ForCausalLM
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from polar.errors import ConfigError
@@ -18,20 +19,7 @@ VOCABULARY = 97
 
 
 def qwen3(tied: bool = True) -> Any:
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            max_position_embeddings=512,
-            tie_word_embeddings=tied,
-        )
-    ).to(torch.float64)
+    return tiny_qwen3(VOCABULARY, max_position_embeddings=512, tie_word_embeddings=tied, **WIDER).to(torch.float64)
 
 
 def qwen3_5() -> Any:

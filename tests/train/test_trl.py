@@ -21,10 +21,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from tiny_qwen3 import WIDER, tiny_qwen3
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from polar.train.advantages import Advantage, Rollout, advantages
 from polar.train.loss import Loss, grpo_loss
@@ -101,23 +102,8 @@ def sampled() -> Samples:
 
 
 def model_at(folder: Path) -> Any:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    AutoModelForCausalLM.from_config(config).to(torch.float64).save_pretrained(folder)
+    made = tiny_qwen3(VOCABULARY, initializer_range=0.2, bos_token_id=None, eos_token_id=1, pad_token_id=0, **WIDER)
+    made.to(torch.float64).save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 

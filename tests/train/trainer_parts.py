@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from tiny_qwen3 import tiny_qwen3
 
 from polar.harness.spec import AgentSpec
 from polar.rollout.models import SessionResult, TaskRequest
@@ -23,19 +23,7 @@ VOCABULARY = 61
 
 
 def tiny_policy(seed: int = 0) -> Policy:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
-    return Policy(AutoModelForCausalLM.from_config(config))
+    return Policy(tiny_qwen3(VOCABULARY, seed))
 
 
 def tiny_model(folder: Path, seed: int = 0) -> Path:
