@@ -78,20 +78,10 @@ class SglangWeights(HttpEngine):
     async def pause(self, *, abort: bool = False, timeout_s: float = 600.0) -> bool:
         """SGLang has no pause that waits: its gateways have drained it, and what else is in flight is kept where it stands (`retract`,
         which lets the cache be flushed) and goes on with the new weights; those calls are not the gateway's."""
-        try:
-            await self.post("/pause_generation", {"mode": "abort" if abort else "retract"}, timeout_s=timeout_s)
-        except EngineRejected as error:
-            if error.status in (404, 405):
-                return False
-            raise
-        return True
+        return await self.post_if_there("/pause_generation", {"mode": "abort" if abort else "retract"}, timeout_s=timeout_s)
 
     async def resume(self) -> None:
-        try:
-            await self.post("/continue_generation", {})
-        except EngineRejected as error:
-            if error.status not in (404, 405):
-                raise
+        await self.post_if_there("/continue_generation", {})
 
     async def _server_info(self) -> JsonObject:
         for path in ("/server_info", "/get_server_info"):

@@ -77,25 +77,11 @@ class VllmWeights(HttpEngine):
         return None if version in (None, "default") else str(version)
 
     async def pause(self, *, abort: bool = False, timeout_s: float = 600.0) -> bool:
-        try:
-            await self.post("/pause?" + urlencode({"mode": "abort" if abort else "wait"}), {}, timeout_s=timeout_s)
-        except EngineRejected as error:
-            if error.status in (404, 405):
-                return False
-            raise
-        return True
+        return await self.post_if_there("/pause?" + urlencode({"mode": "abort" if abort else "wait"}), {}, timeout_s=timeout_s)
 
     async def resume(self) -> None:
-        try:
-            await self.post("/resume", {})
-        except EngineRejected as error:
-            if error.status not in (404, 405):
-                raise
+        await self.post_if_there("/resume", {})
 
     async def _tell_version(self, version: str) -> None:
         """A server without the endpoint (vLLM before 0.32) is believed: it has said yes to the weights."""
-        try:
-            await self.post("/update_weight_version", {"new_version": version})
-        except EngineRejected as error:
-            if error.status not in (404, 405):
-                raise
+        await self.post_if_there("/update_weight_version", {"new_version": version})
