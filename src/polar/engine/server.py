@@ -10,31 +10,26 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import orjson
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from polar import __version__
 from polar.engine import wire
-from polar.engine.api import MAX_TOP_LOGPROBS, ApiError, Backend, Drop, Job, JsonObject, Template, Tokenizer, parse_params
+from polar.engine.api import MAX_TOP_LOGPROBS, ApiError, Backend, Job, JsonObject, Template, Tokenizer, parse_params
+from polar.engine.http import answering, json_response, read_json, sse, until_disconnected
 from polar.engine.parsing import parse_answer
 from polar.engine.play import Output, Piece, play
 from polar.engine.text import normalise_messages
+from polar.engine.turnstile import MODES, Turnstile
 
-T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
 VLLM_WIRE = "0.32.0"
-
-
-def json_response(body: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")
 
 
 class Server:
@@ -59,32 +54,27 @@ class Server:
         self.guided = guided
         self.tokens_per_chunk = tokens_per_chunk
         self.weight_version = "default"
-        self._running = asyncio.Event()
-        self._running.set()
-        self._active = 0
-        self._aborts = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._turnstile = Turnstile()
         self.app = Starlette(routes=[*self._routes(), *extra_routes], lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
         return [
-            Route("/health", self._wrap(self.health), methods=get),
-            Route("/version", self._wrap(self.version), methods=get),
-            Route("/metrics", self._wrap(self.metrics), methods=get),
-            Route("/v1/models", self._wrap(self.models), methods=get),
-            Route("/v1/completions", self._wrap(self.completions), methods=post),
-            Route("/v1/chat/completions", self._wrap(self.chat), methods=post),
-            Route("/tokenize", self._wrap(self.tokenize), methods=post),
-            Route("/detokenize", self._wrap(self.detokenize), methods=post),
-            Route("/collective_rpc", self._wrap(self.collective_rpc), methods=post),
-            Route("/reset_prefix_cache", self._wrap(self.reset_prefix_cache), methods=post),
-            Route("/update_weight_version", self._wrap(self.update_weight_version), methods=post),
-            Route("/weight_info", self._wrap(self.weight_info), methods=get),
-            Route("/pause", self._wrap(self.pause), methods=post),
-            Route("/resume", self._wrap(self.resume), methods=post),
-            Route("/is_paused", self._wrap(self.is_paused), methods=get),
+            Route("/health", answering(self.health), methods=get),
+            Route("/version", answering(self.version), methods=get),
+            Route("/metrics", answering(self.metrics), methods=get),
+            Route("/v1/models", answering(self.models), methods=get),
+            Route("/v1/completions", answering(self.completions), methods=post),
+            Route("/v1/chat/completions", answering(self.chat), methods=post),
+            Route("/tokenize", answering(self.tokenize), methods=post),
+            Route("/detokenize", answering(self.detokenize), methods=post),
+            Route("/collective_rpc", answering(self.collective_rpc), methods=post),
+            Route("/reset_prefix_cache", answering(self.reset_prefix_cache), methods=post),
+            Route("/update_weight_version", answering(self.update_weight_version), methods=post),
+            Route("/weight_info", answering(self.weight_info), methods=get),
+            Route("/pause", answering(self.pause), methods=post),
+            Route("/resume", answering(self.resume), methods=post),
+            Route("/is_paused", answering(self.is_paused), methods=get),
         ]
 
     @asynccontextmanager
@@ -93,19 +83,6 @@ class Server:
             yield
         finally:
             await self.backend.aclose()
-
-    def _wrap(self, handler: Handler) -> Handler:
-        async def wrapped(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except ApiError as error:
-                return error_response(error)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except Drop:
-                return StreamingResponse(_cut(), headers={"content-length": "4096"}, media_type="application/json")
-
-        return wrapped
 
     def _check_model(self, body: JsonObject) -> None:
         """Refuses a model that is not served here, as vLLM does; a request that names none means the one that is."""
@@ -167,22 +144,9 @@ class Server:
         ids = prompt_ids if body.get("return_token_ids") else None
         return json_response({**head, "object": "chat.completion", "choices": choices, "usage": used, "prompt_token_ids": ids})
 
-    @asynccontextmanager
-    async def _generating(self) -> AsyncIterator[None]:
-        """Waits while paused, then counts as in flight."""
-        await self._running.wait()
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
-
     async def _all(self, jobs: Sequence[Job], body: JsonObject) -> list[Output]:
         skip, include = _text_options(body)
-        async with self._generating():
+        async with self._turnstile.passed():
             return await asyncio.gather(*(self._collect(job, skip_special=skip, include_stop=include) for job in jobs))
 
     async def _collect(self, job: Job, **text_options: bool) -> Output:
@@ -194,10 +158,10 @@ class Server:
 
     async def _play(self, job: Job, **text_options: bool) -> AsyncGenerator[Piece, None]:
         """What the backend samples, up to its end, or to the token that came after `/pause?mode=abort`."""
-        aborts = self._aborts
+        aborts = self._turnstile.aborts
         async with aclosing(play(self.backend, job, self.tokenizer, **text_options)) as pieces:
             async for piece in pieces:
-                if self._aborts != aborts and piece.finish is None:
+                if self._turnstile.aborts != aborts and piece.finish is None:
                     yield replace(piece, finish="abort")
                     return
                 yield piece
@@ -212,7 +176,7 @@ class Server:
         sampled = 0
         try:
             played = self._play(job, skip_special=skip, include_stop=include)
-            async with self._generating(), aclosing(played):
+            async with self._turnstile.passed(), aclosing(played):
                 async for piece in played:
                     pieces.append(piece)
                     if len(pieces) < self.tokens_per_chunk and piece.finish is None:
@@ -271,7 +235,7 @@ class Server:
         return json_response({"object": "list", "data": [card]})
 
     async def metrics(self, request: Request) -> Response:
-        values = {"requests_running": float(self._active), **self.backend.metrics()}
+        values = {"requests_running": float(self._turnstile.active), **self.backend.metrics()}
         return PlainTextResponse("".join(f"polar_engine_{name} {value:g}\n" for name, value in values.items()))
 
     async def tokenize(self, request: Request) -> Response:
@@ -319,20 +283,17 @@ class Server:
         """Holds new requests; ends those in flight with `?mode=abort` (the default, as vLLM's), waits for them with `wait`, lets them go on
         with `keep`."""
         mode = request.query_params.get("mode", "abort")
-        if mode not in ("abort", "wait", "keep"):
+        if mode not in MODES:
             raise ApiError(400, f"mode must be abort, wait or keep, not {mode!r}.", param="mode")
-        self._running.clear()
-        self._aborts += mode == "abort"
-        if mode != "keep":
-            await self._idle.wait()
+        await self._turnstile.pause(mode)
         return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
-        self._running.set()
+        self._turnstile.resume()
         return json_response({"status": "resumed"})
 
     async def is_paused(self, request: Request) -> Response:
-        return json_response({"is_paused": not self._running.is_set()})
+        return json_response({"is_paused": self._turnstile.paused})
 
 
 def _count(body: JsonObject) -> int:
@@ -347,10 +308,6 @@ def _text_options(body: JsonObject) -> tuple[bool, bool]:
     return body.get("skip_special_tokens") is not False, bool(body.get("include_stop_str_in_output"))
 
 
-def sse(body: JsonObject) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
-
-
 async def _stream_chat(body: JsonObject, choices: Sequence[JsonObject], head: JsonObject, used: JsonObject) -> AsyncIterator[bytes]:
     head = {**head, "object": "chat.completion.chunk"}
     for choice in choices:
@@ -359,50 +316,3 @@ async def _stream_chat(body: JsonObject, choices: Sequence[JsonObject], head: Js
     if (body.get("stream_options") or {}).get("include_usage"):
         yield sse({**head, "choices": [], "usage": used})
     yield b"data: [DONE]\n\n"
-
-
-async def _cut() -> AsyncIterator[bytes]:
-    """Half an answer, then the end of the connection: the body is shorter than its announced length."""
-    yield b'{"id": "cut", "choices": [{"index": 0, "text": "'
-    raise ConnectionAbortedError("connection cut on purpose")
-
-
-def error_response(error: ApiError) -> Response:
-    if error.body is not None:
-        return Response(error.body, error.status, headers=error.headers, media_type="application/json")
-    response = json_response(error.json(), error.status)
-    response.headers.update(error.headers)
-    return response
-
-
-async def read_json(request: Request) -> JsonObject:
-    try:
-        body = orjson.loads(await request.body())
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object.")
-    return body
-
-
-async def until_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Awaits `work`, and cancels it when the client leaves (`ClientDisconnect`)."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            continue
-
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        for pending in (task, watch):
-            pending.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
-
-
-__all__ = ["Drop", "Server", "error_response", "json_response", "read_json", "sse", "until_disconnected"]

@@ -15,9 +15,10 @@ from starlette.routing import Route
 
 from polar.engine import wire
 from polar.engine.api import ApiError, Job, JsonObject, parse_params
+from polar.engine.http import answering, json_response, read_json, sse, until_disconnected
 from polar.engine.parsing import parse_answer
 from polar.engine.play import Output
-from polar.engine.server import Server, json_response, read_json, sse, until_disconnected
+from polar.engine.server import Server
 
 STREAM_REFUSED = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
 
@@ -36,17 +37,17 @@ class SglangServer(Server):
         kept = {"/health", "/v1/models"}
         return [
             *(route for route in super()._routes() if route.path in kept),
-            Route("/server_info", self._wrap(self.server_info), methods=["GET"]),
-            Route("/generate", self._wrap(self.generate), methods=["POST"]),
-            Route("/v1/chat/completions", self._wrap(self.chat), methods=["POST"]),
-            Route("/flush_cache", self._wrap(self.flush_cache), methods=["GET", "POST"]),
-            Route("/update_weight_version", self._wrap(self.update_weight_version), methods=["POST"]),
-            Route("/update_weights_from_disk", self._wrap(self.update_weights_from_disk), methods=["POST"]),
-            Route("/model_info", self._wrap(self.model_info), methods=["GET"]),
-            Route("/pause_generation", self._wrap(self.pause_generation), methods=["POST"]),
-            Route("/continue_generation", self._wrap(self.resume), methods=["POST"]),
-            Route("/load_lora_adapter", self._wrap(self.load_lora_adapter), methods=["POST"]),
-            Route("/unload_lora_adapter", self._wrap(self.unload_lora_adapter), methods=["POST"]),
+            Route("/server_info", answering(self.server_info), methods=["GET"]),
+            Route("/generate", answering(self.generate), methods=["POST"]),
+            Route("/v1/chat/completions", answering(self.chat), methods=["POST"]),
+            Route("/flush_cache", answering(self.flush_cache), methods=["GET", "POST"]),
+            Route("/update_weight_version", answering(self.update_weight_version), methods=["POST"]),
+            Route("/update_weights_from_disk", answering(self.update_weights_from_disk), methods=["POST"]),
+            Route("/model_info", answering(self.model_info), methods=["GET"]),
+            Route("/pause_generation", answering(self.pause_generation), methods=["POST"]),
+            Route("/continue_generation", answering(self.resume), methods=["POST"]),
+            Route("/load_lora_adapter", answering(self.load_lora_adapter), methods=["POST"]),
+            Route("/unload_lora_adapter", answering(self.unload_lora_adapter), methods=["POST"]),
         ]
 
     async def server_info(self, request: Request) -> Response:
@@ -66,7 +67,7 @@ class SglangServer(Server):
 
     async def flush_cache(self, request: Request) -> Response:
         """Refused while requests run, and answered in words."""
-        if self._active:
+        if self._turnstile.active:
             return PlainTextResponse("Flush cache failed: there are running requests.", 400)
         await self.backend.reset_prefix_cache()
         return PlainTextResponse("Cache flushed.")
@@ -76,10 +77,7 @@ class SglangServer(Server):
         mode = (await read_json(request)).get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
             raise ApiError(400, f"Invalid mode: {mode!r}.", param="mode")
-        self._running.clear()
-        if mode == "abort":
-            self._aborts += 1
-            await self._idle.wait()
+        await self._turnstile.pause("abort" if mode == "abort" else "keep")
         return json_response({"message": "Generation paused successfully."})
 
     async def load_lora_adapter(self, request: Request) -> Response:
@@ -121,7 +119,7 @@ class SglangServer(Server):
         output = Output()
         waiting = 0
         try:
-            async with self._generating(), aclosing(self._play(job)) as pieces:
+            async with self._turnstile.passed(), aclosing(self._play(job)) as pieces:
                 async for piece in pieces:
                     output.add(piece)
                     waiting += 1
