@@ -305,16 +305,18 @@ def merged(stream: Iterable[ChatDelta]) -> list[ChatDelta]:
 def join_parts(parts: Iterable[Part], separator: str = "\n") -> Content:
     """Folds parts into a content: one `str` if all is text, else a tuple with neighbouring texts joined."""
     folded: list[Part] = []
+    run: list[str] = []
     for part in parts:
-        if isinstance(part, Text) and folded and isinstance(folded[-1], Text):
-            folded[-1] = Text(folded[-1].text + separator + part.text)
-        else:
-            folded.append(part)
+        if isinstance(part, Text):
+            run.append(part.text)
+            continue
+        if run:
+            folded.append(Text(separator.join(run)))
+            run = []
+        folded.append(part)
     if not folded:
-        return ""
-    if len(folded) == 1 and isinstance(folded[0], Text):
-        return folded[0].text
-    return tuple(folded)
+        return separator.join(run)
+    return (*folded, Text(separator.join(run))) if run else tuple(folded)
 
 
 def append_text(message: Message, text: str, separator: str = "\n\n") -> Message:
@@ -336,6 +338,7 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     """
     head: list[str] = []
     rest: list[Message] = []
+    after: list[str] = []
     pending: list[str] = []
     for message in messages:
         if message.role == "system":
@@ -344,10 +347,13 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
             if not rest and not pending:
                 head.append(message.text)
             elif rest and rest[-1].role in ("user", "tool"):
-                rest[-1] = append_text(rest[-1], message.text)
+                after.append(message.text)
             else:
                 pending.append(message.text)
             continue
+        if after:
+            rest[-1] = append_text(rest[-1], "\n\n".join(after))
+            after = []
         if pending:
             text = "\n\n".join(pending)
             pending = []
@@ -359,6 +365,8 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
             else:
                 rest.append(Message("user", text))
         rest.append(message)
+    if after:
+        rest[-1] = append_text(rest[-1], "\n\n".join(after))
     if pending:
         rest.append(Message("user", "\n\n".join(pending)))
     if head:

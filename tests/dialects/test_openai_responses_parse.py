@@ -187,10 +187,12 @@ def test_an_item_without_type_role_or_id_is_refused() -> None:
     assert refused({"input": [{"role": "robot", "content": "x"}]}).param == "input[0].role"
 
 
-def test_a_part_without_a_message_is_refused_not_dropped() -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        messages({"role": "user", "content": "see"}, {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="})
-    assert refused.value.param == "input[1].type"
+def test_parts_in_no_message_are_the_users() -> None:
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    parts = [{"type": "input_text", "text": "see"}, {"type": "input_text", "text": "this"}, picture]
+    assert messages(*parts) == messages({"role": "user", "content": parts})
+    said = {"role": "user", "content": "go"}
+    assert messages(said, *parts) == (*messages(said), *messages(*parts))
 
 
 def test_b55_images_of_a_tool_output_follow_the_run_of_outputs() -> None:

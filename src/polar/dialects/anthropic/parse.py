@@ -8,7 +8,6 @@ take every token sampled after it out of its context.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from polar.chat import ChatRequest, JsonObject, Message, Part, Sampling, join_parts
@@ -88,48 +87,48 @@ def _is_begun(messages: tuple[Message, ...]) -> bool:
 
 
 class _Conversation:
-    """Collects messages; holds the present user turn open until another role speaks."""
+    """Collects messages; holds the present turn, a user's or an answer, open until another role speaks."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._turn: tuple[list[Message], list[Part]] | None = None
+        self._answer: list[Message] = []
+        self._answer_has_text = False
 
     def system(self, text: str) -> None:
         if text:
-            self._close_turn()
+            self._close()
             self._messages.append(Message("system", text))
 
     def user(self, results: list[Message], parts: list[Part]) -> None:
         if self._turn is None:
+            self._close()
             self._turn = ([], [])
         self._turn[0].extend(results)
         self._turn[1].extend(parts)
 
     def assistant(self, message: Message) -> None:
-        self._close_turn()
-        last = self._messages[-1] if self._messages else None
-        if last is None or last.role != "assistant" or (last.content and message.content):
-            self._messages.append(message)
-            return
-        self._messages[-1] = replace(
-            last,
-            content=last.content or message.content,
-            thinking=last.thinking + message.thinking,
-            tool_calls=last.tool_calls + message.tool_calls,
-        )
+        if self._turn is not None or (self._answer_has_text and message.content):
+            self._close()
+        self._answer.append(message)
+        self._answer_has_text = self._answer_has_text or bool(message.content)
 
     def done(self) -> tuple[Message, ...]:
-        self._close_turn()
+        self._close()
         return tuple(self._messages)
 
-    def _close_turn(self) -> None:
-        if self._turn is None:
-            return
-        results, parts = self._turn
-        self._turn = None
-        self._messages.extend(results)
-        if parts or not results:
-            self._messages.append(Message("user", join_parts(parts)))
+    def _close(self) -> None:
+        if self._turn is not None:
+            results, parts = self._turn
+            self._turn = None
+            self._messages.extend(results)
+            if parts or not results:
+                self._messages.append(Message("user", join_parts(parts)))
+        elif self._answer:
+            pieces, self._answer, self._answer_has_text = self._answer, [], False
+            content = next((piece.content for piece in pieces if piece.content), "")
+            thinking = tuple(block for piece in pieces for block in piece.thinking)
+            self._messages.append(Message("assistant", content, thinking, tuple(call for piece in pieces for call in piece.tool_calls)))
 
 
 def _thinking(value: Any) -> tuple[bool | None, dict[str, Any]]:

@@ -4,6 +4,7 @@ Rules, where the provider's items and canonical messages differ:
 
 * The reasoning, text and calls of one turn are items of their own; here they become one assistant message. A turn ends where
   an item of another party begins, or where an id shows that another completion wrote the item.
+* Parts of a content that stand among the items, in no message, are a user's.
 * Images in a tool's output go into a user message right after the run of tool outputs they belong to.
 * Calls of hosted tools (`web_search_call`, `mcp_call`, ...) and items of unknown type stand for nothing: this gateway runs no
   hosted tools, so another server made them. They are never an error.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +69,11 @@ class History:
         self._done: list[Message | _Turn] = []
         self._turn: _Turn | None = None
         self._images: list[Image] = []
+        self._bare: list[Part] = []
         self._call_ids: dict[str, str] = {}
-        self._unanswered: list[str] = []
+        self._unanswered: set[str] = set()
+        self._in_order: deque[str] = deque()
+        """All calls since the oldest unanswered one."""
 
     def read(self, items: Sequence[Any], param: str = "input") -> None:
         for index, item in enumerate(items):
@@ -80,10 +85,11 @@ class History:
                     raise bad("is required", f"{where}.type")
                 kind = "message" if "role" in value else "item_reference"
             handler = _HANDLERS.get(as_str(kind, f"{where}.type"))
-            if handler is not None:
-                handler(self, value, where)
-            elif kind.startswith("input_"):
-                raise bad(f"{kind!r} is a part of a message's content, not an item", f"{where}.type")
+            if handler is None:
+                continue
+            if self._bare and handler is not History._bare_part:
+                self._end_run()
+            handler(self, value, where)
 
     def messages(self) -> tuple[Message, ...]:
         """All messages read so far."""
@@ -145,17 +151,21 @@ class History:
         elif isinstance(item.get("id"), str):
             call_id = self._call_ids.get(item["id"])
         if call_id is None:
-            call_id = self._unanswered[0] if self._unanswered and "name" not in item else None
-        if call_id in self._unanswered:
-            self._unanswered.remove(call_id)
+            while self._in_order and self._in_order[0] not in self._unanswered:
+                self._in_order.popleft()
+            call_id = self._in_order[0] if self._in_order and "name" not in item else None
+        self._unanswered.discard(call_id)
         return call_id
 
     def _end_run(self) -> None:
-        """Ends the current turn or run of tool outputs."""
+        """Ends the current turn or run of tool outputs or of parts."""
         self._turn = None
         if self._images:
             self._done.append(Message("user", (Text(_IMAGES_FOLLOW), *self._images)))
             self._images = []
+        if self._bare:
+            self._done.append(Message("user", join_parts(self._bare)))
+            self._bare = []
 
     # --- items -------------------------------------------------------------------------------------------------
 
@@ -174,6 +184,13 @@ class History:
         else:
             self._say(Message(role, content))
 
+    def _bare_part(self, item: JsonObject, param: str) -> None:
+        """A part of a content that stands among the items is the user's; neighbouring ones are one message."""
+        parts = _part(item, param)
+        if not self._bare:
+            self._end_run()
+        self._bare += parts
+
     def _reasoning(self, item: JsonObject, param: str) -> None:
         sealed = item.get("encrypted_content")
         if sealed is not None:
@@ -191,7 +208,8 @@ class History:
         call_id = as_str(call_id, f"{param}.call_id")
         turn = self._assistant(item, param, call_id)
         turn.calls.append(ToolCall(call_id, name_of(item, param), arguments_of(item, param)))
-        self._unanswered.append(call_id)
+        self._unanswered.add(call_id)
+        self._in_order.append(call_id)
         if identifier:
             self._call_ids[identifier] = call_id
 
@@ -253,6 +271,7 @@ class History:
 
 _HANDLERS: Mapping[str, Callable[[History, JsonObject, str], None]] = {
     "message": History._message,
+    **dict.fromkeys(("input_text", "input_image", "input_file"), History._bare_part),
     "reasoning": History._reasoning,
     **dict.fromkeys(ID_PREFIX, History._call),
     "function_call_output": History._output,
