@@ -1,7 +1,7 @@
 """OpenAI Responses: `/v1/responses`, retrieval, deletion, input items, compaction and token counts.
 
 Source: the API reference at platform.openai.com/docs/api-reference/responses, the types of the official SDK, and what Codex
-reads of a stream. `items` reads input, `tools` maps tools and their calls, `encode` writes the events, `compaction` carries
+reads of a stream. `items` reads input, `listing` writes it back, `tools` maps tools and their calls, `encode` writes the events, `compaction` carries
 summaries. A stored response is not kept apart: the gateway rebuilds it from the recorded completion with `complete`.
 """
 
@@ -14,7 +14,7 @@ from polar.dialects.base import Dialect, Encoder, ErrorReply, Operation, Reply, 
 from polar.dialects.openai_responses.body import loaded_tools
 from polar.dialects.openai_responses.encode import encoder_for
 from polar.dialects.openai_responses.errors import error_reply
-from polar.dialects.openai_responses.items import items_of
+from polar.dialects.openai_responses.listing import items_of
 from polar.dialects.openai_responses.parse import parse_request
 from polar.errors import CallError, ContextOverflow
 

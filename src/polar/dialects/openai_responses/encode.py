@@ -38,7 +38,7 @@ from polar.dialects.openai_responses.body import (
 )
 from polar.dialects.openai_responses.calls import call_item, find_tool
 from polar.dialects.openai_responses.errors import stream_error
-from polar.dialects.openai_responses.items import items_of
+from polar.dialects.openai_responses.listing import items_of
 from polar.errors import CallError
 
 Event = tuple[str, JsonObject]

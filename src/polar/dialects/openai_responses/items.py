@@ -1,4 +1,4 @@
-"""Input items to canonical messages, and back for the listing of a stored response's input.
+"""Input items to canonical messages. The way back is in `listing`.
 
 Rules, where the provider's items and canonical messages differ:
 
@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polar.chat import Content, Image, JsonObject, Message, Part, Role, Text, Thinking, Tool, ToolCall, join_parts
+from polar.chat import Content, Image, JsonObject, Message, Part, Role, Text, Thinking, ToolCall, join_parts
 from polar.dialects.base import as_list, as_object, as_str, bad
 from polar.dialects.openai_responses import compaction
-from polar.dialects.openai_responses.calls import ID_PREFIX, ITEM_OF_KIND, arguments_of, call_item, find_tool, name_of
+from polar.dialects.openai_responses.calls import ID_PREFIX, arguments_of, name_of
 from polar.dialects.openai_responses.tools import Toolset, json_of
 
 _REF = re.compile(r"(?:[a-z0-9]+_)+([0-9a-f]{26})(?:[0-9a-f]{2})?")
@@ -367,46 +367,3 @@ def _texts(value: Any, param: str) -> Iterable[str]:
         text = as_object(item, f"{param}[{index}]").get("text")
         if text is not None:
             yield as_str(text, f"{param}[{index}].text")
-
-
-# --- and back --------------------------------------------------------------------------------------------------
-
-
-def items_of(messages: Iterable[Message], tools: Sequence[Tool], loaded: Mapping[str, Any]) -> list[JsonObject]:
-    """Items that read back as `messages`, with ids counted from 0."""
-    items: list[JsonObject] = []
-    custom: set[str] = set()
-    for message in messages:
-        if message.role == "tool":
-            kind = "custom_tool_call_output" if message.tool_call_id in custom else "function_call_output"
-            items.append({"type": kind, "status": "completed", "call_id": message.tool_call_id or "", "output": message.text})
-            continue
-        for block in message.thinking:
-            summary = [{"type": "summary_text", "text": block.text}] if block.text else []
-            items.append({"type": "reasoning", "summary": summary, "encrypted_content": block.signature})
-        if message.content or not (message.thinking or message.tool_calls):
-            content = _parts_of(message)
-            items.append({"type": "message", "status": "completed", "role": message.role, "content": content})
-        for call in message.tool_calls:
-            item = call_item(call, find_tool(call.name, tools, loaded), "", call.id)
-            if item["type"] == ITEM_OF_KIND["custom"]:
-                custom.add(call.id)
-            items.append(item)
-    return [item | {"id": f"{_prefix(item)}item{index:04d}"} for index, item in enumerate(items)]
-
-
-def _prefix(item: JsonObject) -> str:
-    prefixes = {"message": "msg_", "reasoning": "rs_", "function_call_output": "fco_", "custom_tool_call_output": "ctco_"}
-    return prefixes.get(item["type"]) or ID_PREFIX[item["type"]]
-
-
-def _parts_of(message: Message) -> list[JsonObject]:
-    if message.role == "assistant":
-        return [{"type": "output_text", "text": message.text, "annotations": []}]
-    content = (Text(message.content),) if isinstance(message.content, str) else message.content
-    return [
-        {"type": "input_text", "text": part.text}
-        if isinstance(part, Text)
-        else {"type": "input_image", "image_url": part.url, "detail": part.detail or "auto"}
-        for part in content
-    ]
