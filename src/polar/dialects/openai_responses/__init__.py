@@ -2,7 +2,8 @@
 
 Source: the API reference at platform.openai.com/docs/api-reference/responses, the types of the official SDK, and what Codex
 reads of a stream. `items` reads input, `listing` writes it back, `tools` maps tools and their calls, `encode` writes the
-events, `compaction` carries summaries. A stored response is not kept apart: the gateway rebuilds it from the recorded completion with `complete`.
+events, `compaction` carries summaries. A stored response is not kept apart: the gateway rebuilds it from the recorded
+completion with `complete`.
 """
 
 from __future__ import annotations
