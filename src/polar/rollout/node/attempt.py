@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polar.chat import JsonObject
 from polar.errors import PolarError, SandboxError
 from polar.evaluator import Evaluator, from_spec
 from polar.gateway.gateway import Gateway
 from polar.harness.agent import AgentRun, Collected, HarnessRun
 from polar.rollout.config import NodeConfig
-from polar.rollout.models import SessionDispatchRequest, SessionResult, SessionStatus, Timing
+from polar.rollout.models import SessionDispatchRequest, SessionResult, SessionStatus
 from polar.rollout.node.artifacts import Artifacts
 from polar.rollout.node.capture import Capture
+from polar.rollout.node.found import Found
 from polar.rollout.node.grading import BuildThread, Grading
 from polar.rollout.node.history import hide_solutions
 from polar.rollout.node.limits import Late, ms_since, timed, within
@@ -35,7 +35,6 @@ from polar.rollout.node.outcome import Facts, Fault, Judgement, Part, judge
 from polar.rollout.node.sandboxes import FreshSandboxes, Sandboxes
 from polar.rollout.node.stages import Held, Stages
 from polar.runtime import Runtime, RuntimeSpec
-from polar.trajectory.text import well_formed
 
 log = logging.getLogger("polar.node")
 
@@ -70,17 +69,15 @@ class Made:
 
 
 class Attempt:
-    """Its state while it is in the books. Big things (trajectory, completions) live only as long as the stage that needs them."""
+    """Its state while it is in the books. `found`: what it has come to."""
 
     def __init__(self, request: SessionDispatchRequest, equipment: Equipment) -> None:
         self.request = request
         self.created = time.time()
         self.status: SessionStatus = "REGISTERED"
         self.changed = self.created
-        self.timing = Timing()
-        self.warnings: list[str] = []
+        self.found = Found(request)
         self.folder: Path = equipment.artifacts.folder(request.session_id, request.attempt)
-        self.capture: Capture | None = None
         self.over = False
         """Whether the agent program has ended: nothing more comes to its log."""
         self._equipment = equipment
@@ -94,22 +91,19 @@ class Attempt:
         self._ending = False
         self._runtime: Runtime | None = None
         self._fresh: FreshSandboxes | None = None
-        self._agent: AgentRun | None = None
         self._evaluator: Evaluator[Any] | None = None
-        self._ran: HarnessRun | None = None
-        self._collected: Collected | None = None
-        self._engine_down: str | None = None
-        self._grading: Grading | None = None
 
     @property
     def id(self) -> str:
         return self.request.attempt_id
 
     @property
+    def capture(self) -> Capture | None:
+        return self.found.capture
+
+    @property
     def turns(self) -> int:
-        if self._grading is not None:
-            return self._grading.turns
-        return 0 if self.capture is None else self.capture.turns
+        return self.found.turns
 
     def cancel(self, why: str) -> None:
         """A caller does not want it any more. No effect once its result is being written."""
@@ -141,7 +135,7 @@ class Attempt:
             await self._salvage()
         finally:
             self._held.release()
-        return await self._result(judge(self._facts(fault)))
+        return await self.found.result(judge(self._facts(fault)), self._equipment.config, self.id)
 
     # --- stages ------------------------------------------------------------------------------------------------
 
@@ -149,9 +143,9 @@ class Attempt:
         stages, priority = self._equipment.stages, self.request.priority
         waited = time.perf_counter()
         await self._held.move(stages.init, priority)
-        self.timing.register_to_init_queue_ms = self.timing.queue_ms = ms_since(waited)
+        self.found.timing.register_to_init_queue_ms = self.found.timing.queue_ms = ms_since(waited)
         self._enter("INITIALIZING")
-        with timed(self.timing, "init_ms"):
+        with timed(self.found.timing, "init_ms"):
             budget_s = self._init_seconds
             async with within(budget_s, lambda: SandboxError(f"the sandbox was not ready after {budget_s:g} s (init budget)")):
                 made = await self._init()
@@ -160,17 +154,17 @@ class Attempt:
             await self._held.move(stages.ready, priority)
         self._enter("READY")
         await self._held.move(stages.run, priority)
-        self.timing.ready_ms = ms_since(waited)
-        self.timing.queue_ms += self.timing.ready_ms
+        self.found.timing.ready_ms = ms_since(waited)
+        self.found.timing.queue_ms += self.found.timing.ready_ms
         self._enter("RUNNING")
-        with timed(self.timing, "run_ms"):
+        with timed(self.found.timing, "run_ms"):
             ran = await self._run(made)
         waited = time.perf_counter()
         await self._held.move(stages.queued, priority)
         self._enter("POST_RUN")
         await self._held.move(stages.post, priority)
-        self.timing.queue_ms += ms_since(waited)
-        with timed(self.timing, "postrun_ms"):
+        self.found.timing.queue_ms += ms_since(waited)
+        with timed(self.found.timing, "postrun_ms"):
             await self._post_run(made, ran)
 
     async def _init(self) -> Made:
@@ -180,21 +174,21 @@ class Attempt:
         equipment.sandboxes.check(spec)
         task_folder = None if request.task_folder is None else Path(request.task_folder)
         variables = {"SESSION_ID": request.session_id, "TASK_ID": request.task_id}
-        self._agent = agent = AgentRun(request.agent, task_folder=task_folder, variables=variables, proven=equipment.proven)
+        self.found.agent = agent = AgentRun(request.agent, task_folder=task_folder, variables=variables, proven=equipment.proven)
         self._evaluator = None if request.evaluator is None else from_spec(request.evaluator)
-        with timed(self.timing, "install_ms"):
+        with timed(self.found.timing, "install_ms"):
             await agent.install(lambda line: log.info(line, extra={"attempt": self.id}))
         self._opening = asyncio.create_task(Capture.open(equipment.gateway, request, agent.harness.name))
-        self.capture = await asyncio.shield(self._opening)
+        self.found.capture = capture = await asyncio.shield(self._opening)
         mounted = spec.model_copy(update={"mounts": [*spec.mounts, *agent.mounts()]})
         self._runtime = await equipment.sandboxes.make(mounted, self.id, task_folder=task_folder, log_file=self.folder / "prepare.log")
         if request.evaluator is not None:
             await hide_solutions(self._runtime, request.evaluator)
-        root = f"{self._runtime.gateway_url.rstrip('/')}/s/{self.capture.key}"
-        endpoint = agent.endpoint(root, self.capture.key, self.capture.model)
-        await agent.set_up(self._runtime, endpoint, context=self.capture.served.context)
+        root = f"{self._runtime.gateway_url.rstrip('/')}/s/{capture.key}"
+        endpoint = agent.endpoint(root, capture.key, capture.model)
+        await agent.set_up(self._runtime, endpoint, context=capture.served.context)
         self._fresh = self._fresh_sandboxes(spec, task_folder)
-        return Made(agent, self._runtime, self.capture, self._fresh)
+        return Made(agent, self._runtime, capture, self._fresh)
 
     def _fresh_sandboxes(self, spec: RuntimeSpec, task_folder: Path | None) -> FreshSandboxes:
         folder = self.folder / "evaluator"
@@ -218,11 +212,11 @@ class Attempt:
             watch.cancel()
             self.over = True
             first = made.capture.first_call
-            self.timing.first_call_ms = None if first is None else max(0.0, 1000 * (first - began))
+            self.found.timing.first_call_ms = None if first is None else max(0.0, 1000 * (first - began))
             await asyncio.gather(watch, return_exceptions=True)
-        self._ran = ran
+        self.found.ran = ran
         if ran.problem is not None or ran.timed_out:
-            self._engine_down = await made.capture.engine_down()
+            self.found.engine_down = await made.capture.engine_down()
         return ran
 
     @property
@@ -247,13 +241,13 @@ class Attempt:
         self._part = "collect"
         await made.runtime.end_processes()
         await made.capture.close()
-        self._collected = collected = await self._collect(made)
+        self.found.collected = collected = await self._collect(made)
         for warning in collected.warnings:
             self._warn(warning)
         self._part = "build"
         self._enter("BUILDING")
-        self._grading = grading = Grading(self.request, made.capture, self._equipment.build_thread, self.folder)
-        with timed(self.timing, "build_ms"):
+        self.found.grading = grading = Grading(self.request, made.capture, self._equipment.build_thread, self.folder)
+        with timed(self.found.timing, "build_ms"):
             await grading.build()
             await grading.detect(made.agent.harness, collected.transcript)
         judgement = judge(self._facts(None))
@@ -261,9 +255,9 @@ class Attempt:
             return
         self._part = "evaluate"
         self._enter("EVALUATING")
-        with timed(self.timing, "evaluate_ms"):
+        with timed(self.found.timing, "evaluate_ms"):
             await self._evaluate(made, ran, collected, grading, judgement)
-        self.timing.evaluator_wait_ms = 1000 * made.fresh.waited_s
+        self.found.timing.evaluator_wait_ms = 1000 * made.fresh.waited_s
 
     async def _collect(self, made: Made) -> Collected:
         """What the agent left. That reading it takes too long proves nothing of the sandbox: an agent can leave as much as it likes. A
@@ -296,20 +290,7 @@ class Attempt:
     # --- its end -----------------------------------------------------------------------------------------------
 
     def _facts(self, fault: Fault | None) -> Facts:
-        ran, capture = self._ran, self.capture
-        return Facts(
-            completions=0 if self._grading is None else self._grading.turns,
-            fault=fault,
-            cancelled=self._cancelled,
-            shut_down=self._shut_down,
-            ran=ran is not None,
-            exit_code=None if ran is None else ran.exit_code,
-            problem=None if ran is None else ran.problem,
-            timed_out=ran is not None and ran.timed_out,
-            out_of_memory=ran is not None and ran.out_of_memory,
-            refusal=None if capture is None else capture.refusal,
-            engine_down=self._engine_down,
-        )
+        return self.found.facts(fault, cancelled=self._cancelled, shut_down=self._shut_down)
 
     def _fault(self, error: BaseException) -> Fault:
         late = isinstance(error, Late)
@@ -323,22 +304,23 @@ class Attempt:
         if self._opening is None:
             return None
         try:
-            self.capture = await self._opening
-            await self.capture.close()
+            self.found.capture = await self._opening
+            await self.found.capture.close()
         except Exception as error:  # whatever it is, the sandbox still has to go, and the result to be written
             return self._fault(error)
         return None
 
     async def _salvage(self) -> None:
         """Rows of an attempt that a boundary ended before they were built: without reward, but not lost."""
-        if self._grading is not None or self.capture is None or not self.capture.turns or self._cancelled is not None or self._shut_down:
+        capture = self.found.capture
+        if self.found.grading is not None or capture is None or not capture.turns or self._cancelled is not None or self._shut_down:
             return
-        grading = Grading(self.request, self.capture, self._equipment.build_thread, self.folder)
+        grading = Grading(self.request, capture, self._equipment.build_thread, self.folder)
         try:
             await grading.build()
         except Exception as error:  # whatever ended the attempt is what its result tells; this is beside it
             log.warning("no rows of a failed attempt", extra={"attempt": self.id, "why": str(error)})
-        self._grading = grading
+        self.found.grading = grading
 
     async def _tear_down(self) -> None:
         began = time.perf_counter()
@@ -349,55 +331,7 @@ class Attempt:
             left = await self._equipment.sandboxes.remove(self._runtime)
             if left is not None:
                 self._warn(f"the sandbox could not be removed completely: {left}")
-        self.timing.teardown_ms = ms_since(began)
-
-    async def _result(self, judgement: Judgement) -> SessionResult:
-        request, ran, grading = self.request, self._ran, self._grading
-        status = judgement.status(timed_out=ran is not None and ran.timed_out)
-        result = SessionResult(
-            session_id=request.session_id,
-            task_id=request.task_id,
-            status=status,
-            timing=self.timing,
-            node_id=self._equipment.config.id,
-            error=well_formed(judgement.why),
-            metadata=well_formed(self._metadata()),
-            outcome=judgement.outcome,
-            attempt=request.attempt,
-            sample=request.sample,
-            turns=self.turns,
-            error_code=judgement.code,
-            answer=None if self._collected is None or ran is None else well_formed(ran.answer),
-            exit_code=None if ran is None else ran.exit_code,
-            warnings=well_formed(self.warnings),
-            delivery_id=self.id,
-        )
-        if grading is not None:
-            result.sampled_tokens = grading.sampled
-            result.warnings = well_formed([*self.warnings, *grading.warnings])
-            rewarded = judgement.outcome in ("graded", "policy")
-            result.reward = grading.reward if rewarded else None
-            result.metrics = well_formed(dict(grading.metrics)) if rewarded else {}
-            result.trajectory = await grading.trajectory_json(status, judgement.why, rewarded=rewarded)
-        self._grading = None
-        return result
-
-    def _metadata(self) -> JsonObject:
-        """The caller's own, untouched, and under `run` what the node knows of the attempt."""
-        spec = self._equipment.config.runtime_of(self.request.runtime)
-        run: JsonObject = {
-            "builder": self.request.builder.strategy,
-            "runtime": {"backend": spec.backend, "image": spec.image, "network": spec.effective_network},
-        }
-        if self._agent is not None:
-            run["harness"] = {"name": self._agent.harness.name, "version": self._agent.version or self._agent.harness.version}
-        if self._grading is not None:
-            run |= self._grading.facts()
-        if self.capture is not None:
-            run["engine"] = self.capture.served.provenance
-            if self.capture.refused:
-                run["refused_calls"] = self.capture.refused
-        return {**self.request.metadata, "run": run}
+        self.found.timing.teardown_ms = ms_since(began)
 
     # --- telling -----------------------------------------------------------------------------------------------
 
@@ -407,5 +341,5 @@ class Attempt:
         self._equipment.tell(self, None)
 
     def _warn(self, warning: str) -> None:
-        self.warnings.append(warning)
+        self.found.warnings.append(warning)
         self._equipment.tell(self, warning)

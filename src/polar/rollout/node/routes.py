@@ -277,8 +277,8 @@ class Served:
             "completion_count": attempt.turns,
             "created_at": attempt.created,
             "changed_at": attempt.changed,
-            "timing": attempt.timing.model_dump(),
-            "warnings": attempt.warnings,
+            "timing": attempt.found.timing.model_dump(),
+            "warnings": attempt.found.warnings,
         }
 
 
