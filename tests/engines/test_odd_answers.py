@@ -131,6 +131,17 @@ async def test_a_prompt_that_was_cut_on_its_way_is_served_and_not_trained(kind: 
     assert generation.untrainable == "3 prompt ids were sent, and the engine counts 2"
 
 
+@pytest.mark.parametrize(("model", "adapter"), [("Qwen/Qwen3-4B", None), ("Qwen/Qwen3-4B:policy", "policy")])
+async def test_sglang_samples_with_the_adapter_that_its_model_names(model: str, adapter: str | None) -> None:
+    """Its chat route reads MODEL:ADAPTER, its own route wants a field: without it an adapter is loaded, and nothing sampled with it."""
+    answer = {"meta_info": {"prompt_tokens": 1, "completion_tokens": 1, "output_token_logprobs": [[-0.5, 5, None]]}}
+    with server(answer) as (url, seen):
+        engine: Engine = registered()["sglang"](url)
+        await engine.generate(TokensRequest(model, np.array([1], np.int32), Sampling(max_tokens=5)))
+        await engine.aclose()
+    assert orjson.loads(seen[-1]).get("lora_path") == adapter
+
+
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
 async def test_an_error_under_status_200_keeps_its_words_and_kind(kind: str) -> None:
     with server({"error": {"message": "slow down", "code": 429}}) as (url, _), pytest.raises(EngineBusy, match="slow down"):

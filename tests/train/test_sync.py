@@ -178,6 +178,19 @@ async def test_a_wrong_folder_or_gateway_is_said_before_anything_is_paused(model
         Syncer([])
 
 
+async def test_an_adapter_that_no_gateway_asks_for_is_refused(models: list[Path], tmp_path: Path) -> None:
+    """The engine would serve it beside the model that sessions go on to be sampled from."""
+    (tmp_path / "adapter").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "adapter" / name).write_text("{}")
+    async with rig(tmp_path, models[0]) as one:
+        syncer = Syncer([one.control], [EngineAt(one.urls[0])], adapter="policy")
+        with pytest.raises(ConfigError, match="gateways ask for tiny"):
+            await syncer(tmp_path / "adapter", 1)
+        assert not one.gateway.gate.paused
+        await syncer.aclose()
+
+
 async def test_one_call_of_a_rollout_service_reaches_all_its_nodes(models: list[Path], tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -61,6 +61,8 @@ class SglangEngine(SglangWeights):
         body: JsonObject = {"input_ids": request.prompt_ids, "sampling_params": sampling, "return_logprob": True}
         if request.top_logprobs:
             body["top_logprobs_num"] = request.top_logprobs
+        if ":" in request.model:  # MODEL:ADAPTER, as its chat route takes it
+            body["lora_path"] = request.model.rpartition(":")[2]
         return body
 
     async def generate(self, request: TokensRequest) -> list[Generation]:

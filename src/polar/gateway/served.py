@@ -82,7 +82,8 @@ class Served:
             if not self.info.models:
                 raise ConfigError(f"engines.{self.name}: {engine.url} names no model; set engines.{self.name}.model")
             self.model = self.info.models[0]
-        elif engine.takes_tokens and self.info.models and self.model not in self.info.models:  # hosted services leave aliases out
+        elif engine.takes_tokens and self.info.models and not {self.model, self.model.rpartition(":")[0]} & set(self.info.models):
+            # hosted services leave aliases out, and SGLang its adapters (MODEL:ADAPTER)
             raise ConfigError(f"engines.{self.name}.model: {engine.url} serves {', '.join(self.info.models)}, not {self.model!r} (--model)")
         self.tokenizer = self._load_tokenizer()
         self._choose_mode(engine)

@@ -68,6 +68,10 @@ class Gateways(Protocol):
         """The trained engines behind it, as it knows them."""
         ...
 
+    async def models(self) -> set[str]:
+        """The names by which it asks its trained engines."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
@@ -100,15 +104,21 @@ class Control:
         await self._call("POST", "/admin/policy", body={"policy_version": version})
 
     async def engines(self) -> list[EngineAt]:
-        _, said = await self._call("GET", "/admin/inference/status")
-        served = said.get("engines")
-        if not isinstance(served, list):
-            raise SyncFailed(f"{self.name} does not say which engines it has; name them in the trainer's settings")
-        trained = [one for one in served if one.get("trained", True)]
+        trained = await self._trained()
         if len({one.get("model") for one in trained}) > 1:
             names = ", ".join(sorted({str(one.get("model")) for one in trained}))
             raise SyncFailed(f"{self.name} serves several models that can be trained ({names}); name the engines in the trainer's settings")
         return [EngineAt(url, one.get("kind", "vllm")) for one in trained for url in one["urls"]]
+
+    async def models(self) -> set[str]:
+        return {str(one["model"]) for one in await self._trained() if one.get("model")}
+
+    async def _trained(self) -> list[JsonObject]:
+        _, said = await self._call("GET", "/admin/inference/status")
+        served = said.get("engines")
+        if not isinstance(served, list):
+            raise SyncFailed(f"{self.name} does not say which engines it has; name them in the trainer's settings")
+        return [one for one in served if one.get("trained", True)]
 
     async def _call(
         self,

@@ -92,8 +92,10 @@ class Syncer:
         self._lock = asyncio.Lock()
 
     async def __call__(self, folder: Path, version: int) -> SyncReport:
-        """Raises `ConfigError` for a folder that holds no weights, and `SyncFailed`."""
+        """Raises `ConfigError` for a folder that holds no weights and an adapter that nobody asks for, and `SyncFailed`."""
         folder = await asyncio.to_thread(_checked, folder, self._adapter is not None)
+        if self._adapter is not None:
+            await self._check_asked(self._adapter)
         async with self._lock:
             engines = self._folders(await self._persist(self._places), str(folder))
             began = time.monotonic()
@@ -181,6 +183,17 @@ class Syncer:
         await asyncio.gather(*(gateway.resume() for gateway in self._gateways), return_exceptions=True)
 
     # --- whom it concerns ----------------------------------------------------------------------------------------
+
+    async def _check_asked(self, adapter: str) -> None:
+        """An adapter that no gateway asks for would change nothing of what is sampled."""
+        models = await self._persist(lambda: _all([gateway.models() for gateway in self._gateways]))
+        asked = {name for names in models for name in names}
+        if asked and adapter not in {name.rpartition(":")[2] for name in asked}:
+            others = ", ".join(sorted(asked))
+            raise ConfigError(
+                f"weight sync: the adapter is served as {adapter!r}, and gateways ask for {others}, which it does not change; "
+                f"set the engine's model to {adapter!r} (SGLang: 'MODEL:{adapter}')"
+            )
 
     async def _places(self) -> Sequence[EngineAt | Engine]:
         """Each engine once, though several gateways may use it."""
