@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainer_parts import ListMetrics, ListSource, config, recorded_group, tiny_learner, tiny_policy, weights_of
 
-from polar.errors import NotTrainable
+from polar.errors import NotTrainable, SyncFailed
 from polar.train import checkpoints
 from polar.train.config import TrainConfig
 from polar.train.groups import Group
@@ -23,13 +23,18 @@ GROUPS = [recorded_group(number) for number in range(12)]
 
 
 class Syncs:
-    """Notes what the engines are told; `fail_at` a version, it raises."""
+    """Notes what the engines are told; `fail_at` a version, it raises. `absent`: in which calls no engine is there."""
 
-    def __init__(self, fail_at: int | None = None) -> None:
+    def __init__(self, fail_at: int | None = None, absent: Sequence[int] = ()) -> None:
         self.versions: list[int] = []
         self.fail_at = fail_at
+        self.absent = absent
+        self.calls = 0
 
     async def __call__(self, folder: Path, version: int) -> None:
+        self.calls += 1
+        if self.calls - 1 in self.absent:
+            raise SyncFailed("the engine cannot be reached")
         if version == self.fail_at:
             raise NotTrainable("an engine did not load them")
         self.versions.append(version)
@@ -101,6 +106,19 @@ async def test_when_the_infrastructure_fails_everything_the_run_stops_and_says_w
     one, _ = trainer(tmp_path, failed, config(batch={"groups": 1, "samples": 2, "most_groups": 1}))
     with pytest.raises(NotTrainable, match=r"3 batches in a row .*infrastructure failed every session \(sandbox: no room\)"):
         await one.run()
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_when_the_infrastructure_fails_everything_engines_get_the_weights_again(there: bool, tmp_path: Path) -> None:
+    """One that was started anew has forgotten them, and gets no calls until then."""
+    one, parts = trainer(
+        tmp_path,
+        [recorded_group(0, (None, None), outcome="infrastructure"), recorded_group(1), recorded_group(2)],
+        config(steps=3, batch={"groups": 1, "samples": 2, "most_groups": 1}),
+        sync=Syncs(absent=() if there else (1,)),
+    )
+    assert (await one.run()).policy_version == 2
+    assert parts.sync.versions == ([0, 0, 1, 2] if there else [0, 1, 2])  # type: ignore[union-attr]
 
 
 async def test_tokens_that_are_too_old_are_not_trained_and_a_run_of_them_is_an_error(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from polar.errors import NotTrainable
+from polar.errors import NotTrainable, SyncFailed
 from polar.train import checkpoints
 from polar.train.batch import Batch, Recipe, make_batch
 from polar.train.checkpoints import RunState
@@ -211,8 +211,11 @@ class Trainer:
         every, done = self.config.checkpoints.every, self.state.batches
         if done % every == 0 or done == self.config.steps or self._evaluation_due():
             await self._save()
-        if step is not None and not self._stop.is_set():  # a run that goes on begins with it
-            await self._sync()
+        if not self._stop.is_set():  # a run that goes on begins with it
+            if step is not None:
+                await self._sync()
+            elif self._empty:
+                await self._sync_again()
         self.parts.source.allow(self._window())
 
     async def _step(self, batch: Batch) -> StepReport | None:
@@ -295,6 +298,13 @@ class Trainer:
         self.parts.metrics.log(
             self.state.batches, {"time/export_s": exported - began, "time/sync_s": time.monotonic() - exported, **values}
         )
+
+    async def _sync_again(self) -> None:
+        """Sessions fail where an engine was started anew: it gets no calls before it has the weights. Until it is there, calls wait."""
+        try:
+            await self._sync()
+        except SyncFailed as error:
+            self.parts.progress.say(str(error))
 
     async def _evaluate_if_due(self) -> None:
         step = self.state.batches
