@@ -14,7 +14,9 @@ from polar.errors import EngineUnavailable, StoreError
 from polar.evaluator import Verdict
 from polar.rollout.ending import dumped
 from polar.rollout.models import SessionResult
+from polar.rollout.node import sandboxes
 from polar.testing.engine import Call, Reply
+from polar.testing.runtime import FakeRuntime
 from polar.trajectory import Trajectory
 
 Build = Callable[..., World]
@@ -205,6 +207,21 @@ async def test_a_sandbox_that_cannot_be_removed_is_said_and_costs_nothing_else(w
         result = await result_of(node, dispatch("call", runtime={"backend": "fake", "kwargs": {"fail": {"stop": "stuck"}}}))
     assert result.outcome == "graded"
     assert any("could not be removed" in warning for warning in result.warnings)
+
+
+async def test_a_sandbox_that_never_stops_holds_up_no_result(world: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt would run for ever, and its node would go on renewing its lease."""
+
+    async def never(self: FakeRuntime) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sandboxes, "STOP_S", 0.05)
+    async with world().node() as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeRuntime, "stop", never)
+            result = await result_of(node, dispatch("call"))
+    assert result.outcome == "graded"
+    assert any("it has not stopped in 0.05 s" in warning for warning in result.warnings)
 
 
 async def test_a_prepare_step_that_fails_is_named(world: Build) -> None:

@@ -25,6 +25,9 @@ from polar.runtime.prepare import prepare
 
 log = logging.getLogger("polar.node")
 
+STOP_S = 300.0
+"""How long a sandbox may take to stop: no attempt waits for one that never does."""
+
 
 class Sandboxes:
     """Makes them. `gateway` is the model API as this machine reaches it; `allow` names the backends of this node (empty: all). With a
@@ -105,9 +108,10 @@ class Sandboxes:
     async def _remove(self, runtime: Runtime) -> str | None:
         problem: str | None = None
         try:
-            await runtime.stop()
+            async with asyncio.timeout(STOP_S) as limit:
+                await runtime.stop()
         except Exception as error:  # a backend may be anybody's; its fault must not keep the folder, or the attempt's result
-            problem = str(error) or type(error).__name__
+            problem = f"it has not stopped in {STOP_S:g} s" if limit.expired() else str(error) or type(error).__name__
         try:
             await asyncio.to_thread(self.owner.remove, runtime.place.id)
         except OSError as error:
