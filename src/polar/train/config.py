@@ -296,7 +296,7 @@ class SyncSection(_Strict):
     load_seconds: float = Field(default=600.0, gt=0)
     """How long an engine may take for new weights."""
     folder: str | None = None
-    """Where weights are written for the engines, on a disk that they see, too; `None`: in the run's folder."""
+    """Where weights are written for the engines, of this run alone, on a disk that they see, too; `None`: in the run's folder."""
     mount: tuple[str, str] | None = None
     """A folder of this machine, and the same as the engines see it, where the two differ."""
     adapter: str | None = None
