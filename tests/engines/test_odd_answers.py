@@ -133,7 +133,8 @@ async def test_a_prompt_that_was_cut_on_its_way_is_served_and_not_trained(kind: 
 
 @pytest.mark.parametrize(("model", "adapter"), [("Qwen/Qwen3-4B", None), ("Qwen/Qwen3-4B:policy", "policy")])
 async def test_sglang_samples_with_the_adapter_that_its_model_names(model: str, adapter: str | None) -> None:
-    """Its chat route reads MODEL:ADAPTER, its own route wants a field: without it an adapter is loaded, and nothing sampled with it."""
+    """Its chat route reads MODEL:ADAPTER, its own route wants a field: without it an adapter is loaded, and nothing sampled with it
+    (radixark/miles#2075)."""
     answer = {"meta_info": {"prompt_tokens": 1, "completion_tokens": 1, "output_token_logprobs": [[-0.5, 5, None]]}}
     with server(answer) as (url, seen):
         engine: Engine = registered()["sglang"](url)

@@ -179,7 +179,7 @@ async def test_a_wrong_folder_or_gateway_is_said_before_anything_is_paused(model
 
 
 async def test_an_adapter_that_no_gateway_asks_for_is_refused(models: list[Path], tmp_path: Path) -> None:
-    """The engine would serve it beside the model that sessions go on to be sampled from."""
+    """The engine would serve it beside the model that sessions go on to be sampled from (verl-project/verl#3821)."""
     (tmp_path / "adapter").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / "adapter" / name).write_text("{}")
