@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from polar.train import place
 from polar.train.checks import check
 from polar.train.config import TrainConfig
 from polar.train.place import check_place, is_hub_name, place_of, vocabulary_of
+from polar.train.run import quiet_transformers
 
 ANSWERS = {
     "/some/model/resolve/main/config.json": (200, {"ETag": '"1"', "X-Repo-Commit": "0" * 40, "Content-Length": "2"}),
@@ -140,3 +142,11 @@ def test_the_vocabulary_is_what_a_config_says(tmp_path: Path) -> None:
     assert said('{"vocab_size": 61}') == 61
     assert said('{"text_config": {"vocab_size": 62}}') == 62
     assert [said(text) for text in ("{}", "[]", "no JSON", '{"vocab_size": "many"}', '{"text_config": 3}')] == [None] * 5
+
+
+def test_what_the_hubs_client_warns_of_is_not_told_twice(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_transformers()
+    logger = logging.getLogger("huggingface_hub")
+    assert logger.handlers  # its own
+    logger.warning("again in a second")
+    assert not caplog.records
