@@ -28,6 +28,7 @@ import orjson
 
 from polar.chat import Answer, ChatDelta, ChatRequest, FinishDelta, JsonObject, deltas
 from polar.errors import CallError, InvalidRequest
+from polar.jsonline import one_line
 
 
 class Operation(StrEnum):
@@ -195,12 +196,8 @@ def sse(data: JsonObject, event: str | None = None) -> bytes:
 
 
 def line(data: JsonObject) -> bytes:
-    """JSON that every client takes for one line. U+0085, U+2028 and U+2029 may stand in JSON, but many clients of streams (all that use
-    `str.splitlines`, and so httpx's `iter_lines`) end a line at them, and find half an event."""
-    text = orjson.dumps(data)
-    if not text.isascii():
-        text = text.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029").replace(b"\xc2\x85", b"\\u0085")
-    return text
+    """JSON that every client takes for one line."""
+    return one_line(orjson.dumps(data))
 
 
 _REGISTRY: dict[str, Dialect] = {}

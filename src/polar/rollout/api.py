@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from polar.chat import JsonObject
 from polar.errors import ConfigError, RolloutError, StoreError
+from polar.jsonline import one_line
 from polar.rollout import metrics, reading
 from polar.rollout.api_docs import Endpoint, document, page
 from polar.rollout.api_inference import Inference, inference_endpoints
@@ -295,7 +296,7 @@ async def _results(service: Service, task: Any, after: int) -> AsyncIterator[byt
             if not rows:
                 break
             for row in rows:
-                yield await service.unpacked(row.body) + b"\n"
+                yield one_line(await service.unpacked(row.body)) + b"\n"
             after = rows[-1].finish_number
         if after >= task.total:
             return

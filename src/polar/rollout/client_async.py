@@ -233,7 +233,7 @@ class AsyncClient:
             path, params, headers = opening()
             try:
                 async with self._opened(path, params, headers, endless=True) as answer:
-                    async for line in answer.aiter_lines():
+                    async for line in _lines_of(answer):
                         since, pause_s = time.monotonic(), PAUSES_S[0]
                         yield line
                 why = "the service ended the stream"
@@ -307,6 +307,17 @@ class _Opened:
     async def __aexit__(self, *ended: object) -> None:
         if self._answer is not None:
             await self._answer.aclose()
+
+
+async def _lines_of(answer: httpx.Response) -> AsyncIterator[str]:
+    """What ends with a newline, and nothing else: httpx's own lines end at U+2028 as well, amid a result."""
+    held: list[bytes] = []
+    async for piece in answer.aiter_bytes():
+        *ended, rest = piece.split(b"\n")
+        for line in ended:
+            yield b"".join((*held, line)).decode()
+            held.clear()
+        held.append(rest)
 
 
 def _task(task_id: str) -> str:

@@ -10,6 +10,7 @@ import orjson
 from sqlalchemy import Connection, func, select
 
 from polar.chat import JsonObject
+from polar.jsonline import one_line
 from polar.rollout.database import Database, unpacked
 from polar.rollout.tables import events
 
@@ -105,4 +106,4 @@ def _bounds(connection: Connection) -> tuple[int, int]:
 
 
 def _frame(event: JsonObject) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["seq"], event["type"].encode(), orjson.dumps(event))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["seq"], event["type"].encode(), one_line(orjson.dumps(event)))

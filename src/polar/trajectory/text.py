@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from polar.jsonline import one_line
+
 
 def dumps(value: Any) -> bytes:
     """One line of standard JSON. Arrays become lists; float32 goes out as its shortest decimal. Half surrogate pairs, which a harness may
@@ -16,7 +18,7 @@ def dumps(value: Any) -> bytes:
     Raises `TypeError` for what is not JSON.
     """
     try:
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=_plain)
+        return one_line(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY, default=_plain))
     except TypeError:
         return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=_plain).encode()
 

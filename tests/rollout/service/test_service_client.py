@@ -47,6 +47,26 @@ async def test_groups_come_as_they_end(tmp_path: Path) -> None:
         assert [one.reward for one in again[0].results] == [1.0, 1.0]
 
 
+async def test_a_result_is_one_line_whatever_the_agent_wrote(tmp_path: Path) -> None:
+    """U+2028 and its like are plain text to JSON and the end of a line to many readers: half a result ended a client, and with it a
+    training run, each time that it went on."""
+    text = "one\u2028two\u2029three\x85four\x0bfive\r\nsix\x1eseven 漢🙂"
+
+    async def play(request: SessionDispatchRequest) -> SessionResult:
+        return graded(request, answer=text) if request.sample else broken(request, error=text)
+
+    async with stub_rollouts(tmp_path, [StubNode(play=play)]) as (_, url), AsyncClient(url, TOKEN) as polar, http(url) as plain:
+        await polar.submit({**task(samples=2), "max_attempts": 1})
+        results = sorted([one async for one in polar.results("t")], key=lambda one: one.sample)
+        assert [results[0].error, results[1].answer] == [text, text]
+        lines = (await plain.get("/rollout/task/t/results")).text.splitlines()
+        assert sorted(orjson.loads(line)["sample"] for line in lines if line) == [0, 1]
+        async for event in polar.events(after=0):
+            if event.type == "session.attempt_failed":
+                assert event.data["error"] == text
+                break
+
+
 async def test_streams_and_waits_go_on_over_a_restart_of_the_service(tmp_path: Path) -> None:
     gate = asyncio.Event()
 
