@@ -110,8 +110,8 @@ async def test_an_endless_loop_is_a_zero(lab: Lab, instance: dict[str, Any]) -> 
 
 
 async def test_an_instance_from_a_file(lab: Lab, instance: dict[str, Any], task_folder: Path) -> None:
-    rows = [{**instance, "instance_id": "other"}, instance]
-    (task_folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = [{**instance, "instance_id": "other", "problem_statement": "one line\u2028to JSON"}, instance]
+    (task_folder / "rows.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     config = {"instance_path": "rows.jsonl", "instance_id": instance["instance_id"], **COMMAND, "repo_dir": None}
     async with lab.sandbox() as agent:
         await work(agent, FIX)

@@ -114,7 +114,7 @@ class Swebench(Evaluator[SwebenchConfig]):
         path = task_path(evidence, self.config.instance_path or "")
         try:
             text = path.read_text()
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()] if path.suffix == ".jsonl" else json.loads(text)
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()] if path.suffix == ".jsonl" else json.loads(text)
             rows = rows if isinstance(rows, list) else [rows]
             wanted = self.config.instance_id
             found = [row for row in rows if wanted is None or row.get("instance_id") == wanted]
