@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from polar.tasks import find
 from polar.train import TrainConfig, train
 from polar.train.checks import check_tasks
 from polar.train.folder import locked, opened, read_run
+from polar.train.run import weights_folder
 
 
 def config(folder: Path, **more: Any) -> TrainConfig:
@@ -141,3 +143,17 @@ def test_two_runs_do_not_write_weights_for_engines_into_one_folder(tmp_path: Pat
     ):
         train(settings)
     assert not (tmp_path / "run" / "rollout").exists()
+
+
+def test_a_weights_folder_on_a_disk_without_locks_is_used_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    said: list[str] = []
+    settings = config(tmp_path / "run", sync={"folder": str(tmp_path / "weights")})
+    with opened(settings) as folder:
+        monkeypatch.setattr("fcntl.flock", refused)
+        with weights_folder(settings, folder, said.append) as place:
+            assert place == tmp_path / "weights"
+    assert len(said) == 1
+    assert "has no locks (No locks available)" in said[0]

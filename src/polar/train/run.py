@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -43,6 +44,9 @@ from polar.train.sync import Control, EngineAt, Exports, Gateways, Syncer
 from polar.train.trainer import Parts, Summary, Trainer
 
 Tell = Callable[[Outcome], None]
+
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What shared disks say that are mounted so."""
 
 
 def train(config: TrainConfig, *, progress: Progress | None = None, tell: Tell = lambda outcome: None) -> Summary | None:
@@ -108,7 +112,7 @@ async def _parts(
     here = await asyncio.to_thread(Path(base).is_dir)  # a hub's name is none
     tokenizer = load_tokenizer(Path(base)) if here else None
     async with AsyncExitStack() as stack:
-        weights = stack.enter_context(_weights(config, folder))
+        weights = stack.enter_context(weights_folder(config, folder, progress.say))
         running = await stack.enter_async_context(world.entered(config, base, requests.harnesses, folder.rollout, progress.say))
         syncer = Syncer(
             [_control(running.url, running.token)],
@@ -139,14 +143,20 @@ async def _parts(
 
 
 @contextlib.contextmanager
-def _weights(config: TrainConfig, folder: RunFolder) -> Iterator[Path]:
+def weights_folder(config: TrainConfig, folder: RunFolder, say: Callable[[str], None]) -> Iterator[Path]:
     """Where weights are written for the engines, by this run alone: each removes what it takes for an earlier version."""
     if config.sync.folder is None:
         yield folder.weights
         return
     place = Path(config.sync.folder).expanduser()
     place.mkdir(parents=True, exist_ok=True)  # for engines of other users, too
-    with locked(place, f"sync.folder: another run writes its weights to {place}; each needs a folder of its own"):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(place, f"sync.folder: another run writes its weights to {place}; each needs a folder of its own"))
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+            say(f"sync.folder: the disk of {place} has no locks ({error.strerror}): see to it that no other run writes there")
         yield place
 
 
