@@ -64,8 +64,8 @@ def page(summaries: Sequence[tuple[Run, dict[str, Any]]]) -> str:
         "## The demo: a protocol learned through the real CLI",
         "",
         f"`make results` on {os.cpu_count()} CPU cores ({platform.machine()}), {versions}. The bundled 2-million-parameter model knows",
-        "Pi's action protocol and speaks Codex's in about one session of five. GRPO runs under both, as many groups under either; pass@1 is on "
-        f"{any_side['before']['tasks']} held-out tasks",
+        "Pi's action protocol and speaks Codex's in about one session of five. GRPO runs under both, as many groups under either; pass@1",
+        f"is on {any_side['before']['tasks']} held-out tasks",
         "a harness and side, one session each, with 95% intervals (changes are paired by task).",
         "",
         "| seed | harness | before | after | change, points | steps | training sessions | s |",
