@@ -28,7 +28,7 @@ from polar.chat import (
     Usage,
 )
 from polar.dialects.base import Encoder, Reply, sse
-from polar.dialects.openai_chat.request import RAW_CALL
+from polar.dialects.openai_chat.messages import RAW_CALL
 from polar.errors import CallError, ContextOverflow
 
 
