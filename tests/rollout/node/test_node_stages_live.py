@@ -183,7 +183,7 @@ async def test_sandboxes_stand_ready(world: Build) -> None:
 
 async def test_a_thousand_waiting_sessions_are_cheap(world: Build) -> None:
     async with world(max_init_workers=1, max_run_workers=1, max_queue=2_000).node() as node:
-        await node.dispatch(dispatch("call\nsleep 60", "ses_first"))
+        await node.dispatch(dispatch("call\nsleep 600", "ses_first"))
         gc.collect()
         tracemalloc.start()
         for number in range(1_000):
