@@ -376,6 +376,7 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The results of a turn's calls right after it, in the order of the calls; what else was said before the next answer follows them.
+    Neighbouring answers are one turn.
 
     Providers pair results with calls by id, wherever and in whatever order they come (harnesses send them as their tools finish). Most
     templates write no ids, so that the model takes the first result for that of the first call, and some stop looking for results at the
@@ -389,10 +390,11 @@ def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     others: list[Message] = []
     for message in messages:
         if message.role == "assistant":
-            paired += sorted(results, key=lambda result: places[result.tool_call_id]) + others
+            if results or others:
+                paired += sorted(results, key=lambda result: places[result.tool_call_id]) + others
+                places, results, others = {}, [], []
             paired.append(message)
-            places = {call.id: place for place, call in enumerate(message.tool_calls)}
-            results, others = [], []
+            places |= {call.id: place for place, call in enumerate(message.tool_calls, len(places))}
         elif message.tool_call_id in places:
             results.append(message)
         else:
@@ -404,11 +406,15 @@ def _is_paired(messages: Iterable[Message]) -> bool:
     """Whether each result is that of the call which is next, as in nearly every history. It costs a tenth of putting them in order."""
     calls: tuple[ToolCall, ...] = ()
     answered = 0
+    before = ""
     for message in messages:
         if message.role == "tool":
             if answered >= len(calls) or calls[answered].id != message.tool_call_id:
                 return False
             answered += 1
+        elif before == message.role == "assistant":
+            calls += message.tool_calls
         else:
             calls, answered = message.tool_calls, 0
+        before = message.role
     return True

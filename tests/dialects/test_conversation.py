@@ -37,6 +37,13 @@ def test_a_result_never_passes_another_answer() -> None:
     assert pair_results(history) == tuple(history)
 
 
+def test_answers_side_by_side_are_one_turn() -> None:
+    """Histories that were put together elsewhere have a message a call."""
+    history = [Message("user", "go"), caller("a"), caller("b"), result("a"), result("b"), caller("c"), result("c")]
+    assert pair_results(history) == tuple(history)
+    assert pair_results([*history[:3], history[4], history[3], *history[5:]]) == tuple(history)
+
+
 def test_calls_that_share_an_id_have_their_results_in_the_order_they_came() -> None:
     history = [caller("", ""), result("", "1"), result("", "2")]
     assert pair_results(history) == tuple(history)

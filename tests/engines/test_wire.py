@@ -281,6 +281,19 @@ async def test_openai_asks_for_no_longer_an_answer_than_the_server_gives(words: 
         assert [call.body["max_tokens"] for call in server.calls] == [32000, 16384, 16384, 5]
 
 
+@pytest.mark.parametrize("words", ["top_logprobs must be less than or equal to 5", "top_logprobs: expected a value <= 5, not 20"])
+async def test_openai_takes_the_limit_of_another_field_for_none_of_the_answer(words: str) -> None:
+    def script(call: Call) -> Reply:
+        return Reply(error=EngineRejected(words)) if call.body.get("top_logprobs") else Reply("hi")
+
+    with serve_scripted(script) as server:
+        engine = OpenAIEngine(server.url)
+        for top in (20, None):
+            await engine.chat(replace(messages(), top_logprobs=top, sampling=Sampling(max_tokens=32000)))
+        await engine.aclose()
+        assert {call.body["max_tokens"] for call in server.calls} == {32000}
+
+
 async def test_openai_raises_a_refusal_that_names_nothing_optional() -> None:
     with serve_scripted([Reply(error=EngineRejected("messages are wrong"))]) as server:
         engine = OpenAIEngine(server.url)

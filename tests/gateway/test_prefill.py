@@ -87,6 +87,7 @@ async def test_an_answer_that_is_sent_back_last_is_gone_on_with(gateway: Open) -
         assert gw.engine.calls[1].text.endswith("It is")
         assert second.answer.text == "It is so."
         assert extends(second, first)
+        assert second.broken is None
 
 
 @pytest.mark.parametrize(

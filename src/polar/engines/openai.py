@@ -24,9 +24,9 @@ _OPTIONAL = ("return_token_ids", "logprobs", "top_logprobs", "chat_template_kwar
 
 _MOST = re.compile(
     r"at most (\d+) completion tokens"  # OpenAI
-    r"|expected a value <= (\d+)"  # Volcengine
+    r"|max_(?:completion_)?tokens\b.{0,100}? expected a value <= (\d+)"  # Volcengine
     r"|max_tokens (?:should be|is) \[1, ?(\d+)\]"  # DashScope, DeepSeek
-    r"|less than or equal to `?(\d+)"  # Groq
+    r"|max_(?:completion_)?tokens`? must be less than or equal to `?(\d+)"  # Groq
     r"|> (\d+), which is the maximum allowed number of output tokens"  # Anthropic
     r"|greater than max_model_len=(?:max_total_tokens=)?(\d+)"  # vLLM
 )

@@ -263,9 +263,9 @@ class Call:
         except ContextOverflow as error:
             room = error.limit - error.prompt_tokens if error.limit and error.prompt_tokens else 0
             asked = sampled.sampling.max_tokens
-            if asked is None or room < 1 or room >= asked:
+            at_least = "at least" in str(error)  # vLLM counts no further than it must: it alone knows the room that is left
+            if asked is None or room < 1 or (room >= asked and not at_least):
                 raise
-            at_least = error.prompt_tokens == (error.limit or 0) - asked + 1  # vLLM counts no further: it alone knows the room that is left
             sampled.sampling = replace(sampled.sampling, max_tokens=None if at_least else room)
             sampled.tags.add("clamped")
             return await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))

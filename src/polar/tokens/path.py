@@ -157,10 +157,6 @@ class TokenPath:
             return plan
         self._write_prompt(plan, match, parent)
         assert plan.prompt_ids is not None
-        if plan.begun and self.tokenizer is not None:
-            opened = self._rendering(template_arguments(self.renderer or "", request)).opens_thinking(plan.prompt_ids)
-            text = "\n</think>\n\n" + plan.begun if opened else plan.begun
-            plan.prompt_ids = np.concatenate([plan.prompt_ids, np.array(self.tokenizer.encode(text), np.int32)])
         if self.context is not None and len(plan.prompt_ids) >= self.context:
             raise ContextOverflow(
                 f"the prompt has {len(plan.prompt_ids)} tokens, but the model's context is {self.context} tokens",
@@ -270,10 +266,12 @@ class TokenPath:
             new = request.messages[match.shared :]
             plan.prompt_ids, refusal = rendering.bridge(parent.prompt_ids, parent.sampled_ids, new, request.tools, parent.answer)
             plan.bridged = plan.prompt_ids is not None
-        if plan.prompt_ids is not None:
-            return
-        plan.prompt_ids = rendering.render(request.messages, request.tools)
-        if parent is None or parent.ids is None:
+        if plan.prompt_ids is None:
+            plan.prompt_ids = rendering.render(request.messages, request.tools)
+        if plan.begun and self.tokenizer is not None:
+            text = "\n</think>\n\n" + plan.begun if rendering.opens_thinking(plan.prompt_ids) else plan.begun
+            plan.prompt_ids = np.concatenate([plan.prompt_ids, np.array(self.tokenizer.encode(text), np.int32)])
+        if plan.bridged or parent is None or parent.ids is None:
             return
         if match.cause is not None:
             reason = Reason(match.cause, match.cause, match.detail)
