@@ -88,3 +88,12 @@ def test_metrics_that_do_not_fit_are_whole_when_the_run_goes_on(tmp_path: Path) 
     with open_metrics(tmp_path, resumed_step=1) as metrics:
         metrics.log(2, {"loss": 0.25})
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_metrics_that_cannot_be_cut_for_want_of_room_are_what_they_were(tmp_path: Path) -> None:
+    with open_metrics(tmp_path) as metrics:
+        for step in (1, 2):
+            metrics.log(step, {"loss": 0.5})
+    with full(10), pytest.raises(SaveFailed, match=rf"the metrics could not be written to {tmp_path}: .*File too large"):
+        open_metrics(tmp_path, resumed_step=1)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]

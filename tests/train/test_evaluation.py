@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trainer_parts import session
 
-from polar.errors import ConfigError
+from polar.errors import ConfigError, SaveFailed
 from polar.harness.spec import AgentSpec
 from polar.rollout.client import AsyncClient
 from polar.rollout.models import SessionDispatchRequest, SessionResult, TaskRequest
@@ -64,6 +64,18 @@ async def test_an_evaluation_that_was_cut_short_goes_on_with_what_has_run(tmp_pa
         results_file(tmp_path / "evaluations", 3).unlink()  # as if the process had been killed before it was there
         await Evaluations(client, 4, request, "run", tmp_path / "evaluations")(3)
     assert len(node.dispatched) == 8
+
+
+async def test_one_that_cannot_be_kept_names_the_folder_and_is_kept_later(tmp_path: Path) -> None:
+    node, folder = StubNode(play=play, max_run_workers=8), tmp_path / "evaluations"
+    folder.write_text("in the way, as a full disk is")
+    async with stub_rollouts(tmp_path / "service", [node]) as (_, url), AsyncClient(url, TOKEN) as client:
+        with pytest.raises(SaveFailed, match=rf"the evaluation's results could not be written to {folder}: "):
+            await Evaluations(client, 2, request, "run", folder)(3)
+        folder.unlink()
+        await Evaluations(client, 2, request, "run", folder)(3)
+    assert results_file(folder, 3).is_file()
+    assert len(node.dispatched) == 4
 
 
 def test_infrastructure_failures_are_in_no_estimate() -> None:

@@ -17,6 +17,7 @@ import orjson
 from polar.errors import ConfigError, RolloutError
 from polar.rollout.client import AsyncClient
 from polar.rollout.models import SessionResult, TaskRequest
+from polar.train.disk import saving
 from polar.train.passk import Estimate, interval
 
 AT_ONCE = 16
@@ -93,7 +94,8 @@ class Evaluations:
         self._tell = tell
 
     async def __call__(self, step: int) -> Mapping[str, float]:
-        """The numbers of the evaluation after `step` steps, made now if it was not made before."""
+        """The numbers of the evaluation after `step` steps, made now if it was not made before. Raises `SaveFailed` where its results
+        cannot be kept: its sessions are not run again for that."""
         return (await self.outcome(step)).values(self._ks)
 
     async def outcome(self, step: int) -> Outcome:
@@ -159,11 +161,13 @@ def by_harness(results: Iterable[SessionResult]) -> dict[str, list[SessionResult
 
 
 def _write(path: Path, results: Sequence[SessionResult]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    making = path.with_name(f".{path.name}.{os.getpid()}")
-    with making.open("wb") as file:
-        for result in results:
-            file.write(orjson.dumps(result.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE))
-        file.flush()
-        os.fsync(file.fileno())
-    making.replace(path)
+    """Raises `SaveFailed`."""
+    with saving("the evaluation's results", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        making = path.with_name(f".{path.name}.{os.getpid()}")
+        with making.open("wb") as file:
+            for result in results:
+                file.write(orjson.dumps(result.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE))
+            file.flush()
+            os.fsync(file.fileno())
+        making.replace(path)

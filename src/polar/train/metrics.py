@@ -99,25 +99,26 @@ def read_metrics(folder: Path | str) -> list[dict[str, float | None]]:
 
 
 class JsonLines:
-    """Appends a line a call, each durable when `log` returns; it raises `SaveFailed`."""
+    """Appends a line a call, each durable when `log` returns. Opening it and `log` raise `SaveFailed`."""
 
     def __init__(self, path: Path, resumed_step: int | None = None) -> None:
         keep = [line for line in _lines(path) if resumed_step is None or line["step"] <= resumed_step]
         whole = b"".join(map(_encoded, keep))
-        if path.exists() and path.read_bytes() != whole:
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            with temporary.open("wb") as file:
-                file.write(whole)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
         self._folder = path.parent
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with saving("the metrics", self._folder):
+            if path.exists() and path.read_bytes() != whole:
+                temporary = path.with_name(f".{path.name}.{os.getpid()}")
+                with temporary.open("wb") as file:
+                    file.write(whole)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         left = memoryview(_encoded({"step": step, "time": time.time(), **values}))
