@@ -11,10 +11,12 @@ import pytest
 from polar.errors import ConfigError
 from polar.runtime.spec import RuntimeSpec
 from polar.tasks import find
+from polar.testing.rollout import TOKEN, stub_rollouts
 from polar.train import TrainConfig, train
 from polar.train.checks import check_tasks
 from polar.train.folder import locked, opened, read_run
 from polar.train.run import weights_folder
+from polar.train.world import entered
 
 
 def config(folder: Path, **more: Any) -> TrainConfig:
@@ -133,6 +135,25 @@ def test_other_tasks_are_another_run(tmp_path: Path) -> None:
         check_tasks(run, find(str(tmp_path / "tasks")), RUNTIME)
     (run / "rollout").rmdir()  # nothing was asked for yet
     assert check_tasks(run, find(str(tmp_path / "tasks")), RUNTIME) == []
+
+
+async def test_other_tasks_are_another_run_at_a_service_elsewhere_from_its_first_answer_on(tmp_path: Path) -> None:
+    """It may have been asked for groups when the run was killed, long before there is a checkpoint."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("a", "b"):
+        task(tmp_path / "tasks", name)
+    tasks = find(str(tmp_path / "tasks"))
+    check_tasks(run, tasks, RUNTIME)
+    check_tasks(run, tasks[::-1], RUNTIME)  # nobody was asked for anything yet
+    check_tasks(run, tasks, RUNTIME)
+    async with stub_rollouts(tmp_path / "service", []) as (_, url):
+        settings = config(run, rollout={"url": url, "token": TOKEN})
+        async with entered(settings, "m", [], run / "rollout", lambda line: None):
+            pass
+    with pytest.raises(ConfigError, match="their order"):
+        check_tasks(run, tasks[::-1], RUNTIME)
+    assert check_tasks(run, tasks, RUNTIME) == []
 
 
 def test_two_runs_do_not_write_weights_for_engines_into_one_folder(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from polar.train.settings import setting
 
 DIGESTS, TASKS = "recorded.txt", "tasks.txt"
 BEGUN = ("checkpoints", "evaluations", "rollout")
-"""What there is of a run that has asked for sessions."""
+"""What there is of a run that may have asked for sessions, here or at a service elsewhere (`polar.train.world`)."""
 
 
 def check(config: TrainConfig) -> None:

@@ -13,6 +13,7 @@ from polar.errors import ConfigError
 from polar.rollout.client import AsyncClient
 from polar.rollout.config import NodeConfig, NodesConfig, PolarConfig, RolloutConfig
 from polar.train.config import TrainConfig
+from polar.train.disk import saving
 
 FIRST_ANSWER_S = 5.0
 """How long a service elsewhere may take for its first answer."""
@@ -34,11 +35,13 @@ async def entered(
     config: TrainConfig, model: str, harnesses: Sequence[str], folder: Path, progress: Callable[[str], None]
 ) -> AsyncIterator[World]:
     """The service at `rollout.url`, or one of the run's own below `folder`, whose books are kept there: a run that goes on finds what its
-    sessions came to. `model` is what an embedded engine is started with. Raises `ConfigError` where sandboxes cannot be had here."""
+    sessions came to. `folder` is there, if empty, before a service elsewhere can be asked for anything, too. `model` is what an embedded
+    engine is started with. Raises `ConfigError` where sandboxes cannot be had here."""
     rollout = config.rollout
     if rollout.url is not None:
         async with AsyncClient(rollout.url, rollout.token, patience_s=FIRST_ANSWER_S) as first:
             await first.status()
+        await asyncio.to_thread(_made, folder)
         async with AsyncClient(rollout.url, rollout.token) as client:
             yield World(client, client.url, _token(rollout.token))
         return
@@ -47,7 +50,7 @@ async def entered(
     from polar.rollout.stack import serving
 
     await _ready(rollout.runtime.backend)
-    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+    await asyncio.to_thread(_made, folder)
     installing = [
         asyncio.create_task(asyncio.to_thread(install, name, progress=progress))
         for name in harnesses
@@ -83,6 +86,12 @@ def node_config(config: TrainConfig, urls: list[str], folder: Path) -> PolarConf
     )
     service = RolloutConfig(port=0, store=str(folder / "rollout.db"), save_dir=str(folder / "results"), token=secrets.token_urlsafe(24))
     return PolarConfig(rollout=service, gateway=NodesConfig(nodes=[node], heartbeat_interval_seconds=1.0))
+
+
+def _made(folder: Path) -> None:
+    """Raises `SaveFailed`."""
+    with saving("the rollouts' folder", folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 async def _ready(backend: str) -> None:
