@@ -141,6 +141,34 @@ async def test_an_engine_that_was_started_anew_stays_out_until_it_has_the_weight
     await pool.confirm(engine)
 
 
+@pytest.mark.parametrize("silent", [False, True])
+async def test_an_engine_that_could_not_be_asked_had_the_version_that_it_told_before(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one it would get calls again after a start, with the weights that it began with."""
+
+    async def unasked() -> str | None:
+        if silent:
+            await asyncio.Event().wait()
+        raise DOWN
+
+    pool, (engine, other), _ = pool_of(2)
+    engine.up = other.up = True
+    engine.policy_version = other.policy_version = "7"
+    await pool.note_versions()
+    with monkeypatch.context() as patch:
+        patch.setattr("polar.engines.pool.VERSION_S", 0.01)
+        patch.setattr(engine, "weight_version", unasked)
+        other.policy_version = "8"
+        await pool.note_versions()
+    assert [entry["policy_version"] for entry in pool.health()] == ["7", "8"]
+    pool.failed(engine, DOWN)
+    engine.policy_version = None
+    with pytest.raises(EngineUnavailable, match="started anew"):
+        await pool.confirm(engine)
+    with pytest.raises(EngineUnavailable, match="started anew"):
+        await pool.check(engine)
+    await pool.check(other)
+
+
 def test_a_pool_has_a_length_and_lists_its_engines() -> None:
     pool, engines, _ = pool_of(3)
     assert len(pool) == 3

@@ -18,7 +18,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from polar.chat import JsonObject
@@ -126,13 +125,16 @@ class EnginePool:
         member.last_error = None
 
     async def note_versions(self) -> None:
-        """New weights are in place: notes the version that each engine tells."""
+        """New weights are in place: notes the version that each engine tells. One that cannot be asked has the version that it told
+        before: if it was started anew meanwhile, it is still known to have forgotten one."""
 
         async def note(member: _Member) -> None:
-            member.policy_version = None
-            with suppress(CallError, TimeoutError):
+            try:
                 async with asyncio.timeout(VERSION_S):
                     member.policy_version = await member.engine.weight_version()
+            except (CallError, TimeoutError) as error:
+                why = str(error) or f"no answer in {VERSION_S:g} s"
+                log.warning("an engine does not say which weights it has", extra={"url": member.engine.url, "why": why})
 
         await asyncio.gather(*map(note, self._members))
 
@@ -142,6 +144,11 @@ class EnginePool:
         if not member.alive:
             await self._check_version(member)
 
+    async def check(self, engine: Engine) -> None:
+        """Asks it now, whatever was heard of it before. Raises a `CallError` for one that does not answer, or was started anew."""
+        await engine.info()
+        await self._check_version(self._member(engine))
+
     async def _check_version(self, member: _Member) -> None:
         """An engine that had a version and now tells none has forgotten it."""
         if member.policy_version is not None and await member.engine.weight_version() is None:
@@ -149,7 +156,7 @@ class EnginePool:
             raise EngineUnavailable(f"{member.engine.url} was started anew and has not {had}; the next weight sync mends that")
 
     def health(self) -> list[JsonObject]:
-        """One entry per engine, for `/health`."""
+        """One entry per engine, for `/health`. `policy_version`: the last one that it told."""
         return [
             {
                 "url": member.engine.url,
@@ -182,8 +189,7 @@ class EnginePool:
 
     async def _probe(self, engine: Engine) -> None:
         try:
-            await engine.info()
-            await self._check_version(self._member(engine))
+            await self.check(engine)
         except CallError as error:
             if not self._member(engine).alive or isinstance(error, EngineUnavailable):  # a busy one is still there
                 self.failed(engine, error)

@@ -95,11 +95,12 @@ class Capture:
         return None if state is None else state.first_call
 
     async def engine_down(self) -> str | None:
-        """What is wrong with the session's engine; `None` if it answers. Asked at the end of a failed run: an engine that stalls refuses
-        nothing, and its silence must not become a zero."""
+        """What is wrong with the session's engine; `None` if it answers and has its weights. Asked at the end of a failed run: an engine
+        that stalls refuses nothing, and its silence must not become a zero; nor must calls that one without its weights was not given."""
+        pool = self.served.pool
         try:
             async with asyncio.timeout(ENGINE_ANSWERS_S):
-                await self.served.pool.pick(self.session.id).info()
+                await pool.check(pool.pick(self.session.id))
         except TimeoutError:
             return f"it was silent for {ENGINE_ANSWERS_S:g} s"
         except PolarError as error:
