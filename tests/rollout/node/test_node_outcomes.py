@@ -15,6 +15,7 @@ from polar.evaluator import Verdict
 from polar.rollout.ending import dumped
 from polar.rollout.models import SessionResult
 from polar.rollout.node import sandboxes
+from polar.runtime.container_exec import even_if_cancelled
 from polar.testing.engine import Call, Reply
 from polar.testing.runtime import FakeRuntime
 from polar.trajectory import Trajectory
@@ -202,6 +203,19 @@ async def test_a_sandbox_that_dies_in_the_run_keeps_its_rows_without_reward(worl
     assert build.left() == []
 
 
+async def test_an_engine_that_was_started_anew_is_no_failure_of_the_policys(world: Build) -> None:
+    """It answers, and gets no calls: it has other weights than those that the session is of."""
+    build = world()
+    async with build.node() as node:
+        assert build.engine is not None
+        build.engine.policy_version = "7"
+        await node.gateway.models.all[0].pool.note_versions()
+        build.engine.policy_version = None  # what it says after a start
+        result = await result_of(node, dispatch("exit 1"))
+    assert (result.outcome, result.error_code, result.reward) == ("infrastructure", "engine", None)
+    assert "started anew" in (result.error or "")
+
+
 async def test_a_sandbox_that_cannot_be_removed_is_said_and_costs_nothing_else(world: Build) -> None:
     async with world().node() as node:
         result = await result_of(node, dispatch("call", runtime={"backend": "fake", "kwargs": {"fail": {"stop": "stuck"}}}))
@@ -222,6 +236,31 @@ async def test_a_sandbox_that_never_stops_holds_up_no_result(world: Build, monke
             result = await result_of(node, dispatch("call"))
     assert result.outcome == "graded"
     assert any("it has not stopped in 0.05 s" in warning for warning in result.warnings)
+
+
+async def test_one_whose_stop_heeds_no_cancellation_holds_up_no_result_and_is_removed_in_the_end(
+    world: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container daemon is asked to the end, whoever is cancelled meanwhile."""
+    stopped = asyncio.Event()
+    begun: list[str] = []
+
+    async def to_the_end(self: FakeRuntime) -> None:
+        begun.append(self.place.id)
+        await even_if_cancelled(stopped.wait())
+
+    monkeypatch.setattr(sandboxes, "STOP_S", 0.05)
+    async with world().node() as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeRuntime, "stop", to_the_end)
+            result = await result_of(node, dispatch("call"))
+            await node.sandboxes.tidy()  # waits for the same stop, and begins no other
+        assert len(begun) == len(set(begun)) > 0
+        assert result.outcome == "graded"
+        assert any("it has not stopped in 0.05 s" in warning for warning in result.warnings)
+        stopped.set()
+        await node.sandboxes.tidy()
+        assert node.sandboxes.stuck == 0
 
 
 async def test_a_prepare_step_that_fails_is_named(world: Build) -> None:

@@ -51,12 +51,18 @@ class Sandboxes:
         self._warm = warm
         self._live: dict[str, Runtime] = {}
         self._removing: set[asyncio.Task[str | None]] = set()
+        self._stopping: dict[str, asyncio.Task[None]] = {}
         self._stuck: dict[str, Runtime] = {}
 
     @property
     def live(self) -> int:
         """How many there are, those that stand ready in the pool not counted."""
         return len(self._live)
+
+    @property
+    def stuck(self) -> int:
+        """How many could not be removed so far."""
+        return len(self._stuck)
 
     def check(self, spec: RuntimeSpec) -> None:
         """Raises `ConfigError` for a sandbox that this node does not make."""
@@ -106,12 +112,7 @@ class Sandboxes:
         return await asyncio.shield(task)
 
     async def _remove(self, runtime: Runtime) -> str | None:
-        problem: str | None = None
-        try:
-            async with asyncio.timeout(STOP_S) as limit:
-                await runtime.stop()
-        except Exception as error:  # a backend may be anybody's; its fault must not keep the folder, or the attempt's result
-            problem = f"it has not stopped in {STOP_S:g} s" if limit.expired() else str(error) or type(error).__name__
+        problem = await self._stopped(runtime)
         try:
             await asyncio.to_thread(self.owner.remove, runtime.place.id)
         except OSError as error:
@@ -122,6 +123,23 @@ class Sandboxes:
             self._stuck[runtime.place.id] = runtime
             log.warning("a sandbox could not be removed completely", extra={"sandbox": runtime.place.id, "why": problem})
         return problem
+
+    async def _stopped(self, runtime: Runtime) -> str | None:
+        """Stops it, or goes on waiting for the stop that is under way, for `STOP_S`. It is not cancelled then: what talks to a daemon
+        does that to the end. Returns why it has not stopped: a backend may be anybody's, and its fault must not keep the folder, or the
+        attempt's result."""
+        name = runtime.place.id
+        stop = self._stopping.get(name)
+        if stop is None:
+            stop = self._stopping[name] = asyncio.create_task(runtime.stop())
+        await asyncio.wait({stop}, timeout=STOP_S)
+        if not stop.done():
+            return f"it has not stopped in {STOP_S:g} s"
+        self._stopping.pop(name, None)  # two may wait for it
+        if stop.cancelled():
+            return "its stop was cancelled"
+        error = stop.exception()
+        return None if error is None else str(error) or type(error).__name__
 
     async def tidy(self) -> None:
         """Tries once more to remove what could not be removed."""
