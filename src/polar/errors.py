@@ -22,7 +22,7 @@ PolarError
 ├── UnsafePath                  an archive or a path would leave its folder; what an agent left there, not a fault of the runtime
 ├── EvaluatorError              the evaluator itself failed: no reward, which is not a reward of zero: infrastructure
 ├── RolloutError                the rollout service refuses a request, or its client could not reach it
-├── SaveFailed                  a checkpoint, weights or metrics could not be written: a full disk; names the folder
+├── SaveFailed                  a checkpoint, weights, metrics or an evaluation could not be written: a full disk; names the folder
 ├── SyncFailed                  new weights did not reach every engine; says which, why, and what is left paused
 └── NotTrainable                ids or log-probabilities are missing or wrong; says where
 """
@@ -86,7 +86,12 @@ class SaveFailed(PolarError):
 
 
 class SyncFailed(PolarError):
-    pass
+    """`paused`: engines may have changed, and gateways or engines stay paused until weights were synced again. Otherwise nothing has
+    changed, and everything goes on with the weights that it had."""
+
+    def __init__(self, message: str, *, paused: bool = False) -> None:
+        super().__init__(message)
+        self.paused = paused
 
 
 class NotTrainable(PolarError):

@@ -115,8 +115,9 @@ async def test_what_may_not_be_interrupted_keeps_its_weights(models: list[Path],
         session, client = await one.session()
         call = asyncio.create_task(ask(client, 300))
         await until(lambda: one.gateway.gate.inflight)
-        with pytest.raises(SyncFailed, match=r"still in the engines after 0\.05 s; the weights were not changed"):
+        with pytest.raises(SyncFailed, match=r"still in the engines after 0\.05 s; the weights were not changed") as said:
             await syncer(models[1], 1)
+        assert not said.value.paused
         await call
         (completion,) = await one.completions(session)
         assert completion.policy_version == "0"
@@ -129,8 +130,9 @@ async def test_an_engine_that_cannot_see_the_folder_stops_all_until_it_can(model
     async with rig(tmp_path, models[0], engines=2) as one:
         engines = [EngineAt(one.urls[0]), EngineAt(one.urls[1], mount=(str(models[0].parent), "/somewhere/else"))]
         syncer = Syncer([one.control], engines, patience_s=0)
-        with pytest.raises(SyncFailed, match=r"not every engine has the weights of version 1.*/somewhere/else/v1.*stay paused"):
+        with pytest.raises(SyncFailed, match=r"not every engine has the weights of version 1.*/somewhere/else/v1.*stay paused") as said:
             await syncer(models[1], 1)
+        assert said.value.paused
         assert one.gateway.gate.paused
         session, client = await one.session()
         call = asyncio.create_task(ask(client))
@@ -148,8 +150,9 @@ async def test_weights_that_every_engine_refuses_change_nothing(models: list[Pat
     async with rig(tmp_path, models[0], engines=2) as one:
         syncer = Syncer([one.control])
         await syncer(models[0], 0)
-        with pytest.raises(SyncFailed, match=r"no engine has taken the weights of version 1.*shapes.*go on with the old ones"):
+        with pytest.raises(SyncFailed, match=r"no engine has taken the weights of version 1.*shapes.*go on with the old ones") as said:
             await syncer(other, 1)
+        assert not said.value.paused
         session, client = await one.session()
         await ask(client)
         (completion,) = await one.completions(session)

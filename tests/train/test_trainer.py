@@ -23,18 +23,22 @@ GROUPS = [recorded_group(number) for number in range(12)]
 
 
 class Syncs:
-    """Notes what the engines are told; `fail_at` a version, it raises. `absent`: in which calls no engine is there."""
+    """Notes what the engines are told; `fail_at` a version, it raises. `absent`: in which calls no engine is there; `half`: in which some
+    load the weights, and others do not."""
 
-    def __init__(self, fail_at: int | None = None, absent: Sequence[int] = ()) -> None:
+    def __init__(self, fail_at: int | None = None, absent: Sequence[int] = (), half: Sequence[int] = ()) -> None:
         self.versions: list[int] = []
         self.fail_at = fail_at
         self.absent = absent
+        self.half = half
         self.calls = 0
 
     async def __call__(self, folder: Path, version: int) -> None:
         self.calls += 1
         if self.calls - 1 in self.absent:
             raise SyncFailed("the engine cannot be reached")
+        if self.calls - 1 in self.half:
+            raise SyncFailed("not every engine has the weights", paused=True)
         if version == self.fail_at:
             raise NotTrainable("an engine did not load them")
         self.versions.append(version)
@@ -119,6 +123,16 @@ async def test_when_the_infrastructure_fails_everything_engines_get_the_weights_
     )
     assert (await one.run()).policy_version == 2
     assert parts.sync.versions == ([0, 0, 1, 2] if there else [0, 1, 2])  # type: ignore[union-attr]
+
+
+async def test_engines_that_stay_paused_end_the_run_after_an_empty_batch_too(tmp_path: Path) -> None:
+    """It would wait for sessions whose calls wait for weights that nobody brings."""
+    groups = [recorded_group(0, (None, None), outcome="infrastructure"), recorded_group(1)]
+    settings = config(steps=2, batch={"groups": 1, "samples": 2, "most_groups": 1})
+    one, parts = trainer(tmp_path, groups, settings, sync=Syncs(half=(1,)))
+    with pytest.raises(SyncFailed, match="not every engine has the weights"):
+        await one.run()
+    assert parts.source.taken == [0]  # type: ignore[attr-defined]
 
 
 async def test_tokens_that_are_too_old_are_not_trained_and_a_run_of_them_is_an_error(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ What holds, whatever happens:
 * A completion is sampled by one policy only, and carries its version: no call is in an engine while that loads, and gateways record a new
   version only when every engine has it.
 * Nothing is half-way. Where no engine has changed (it was not drained in time, the folder was refused) the gateways go on with the old
-  version. Once an engine may have changed and not all are known to have the new weights, everything stays paused and `SyncFailed` says
-  which engine and why: harnesses wait meanwhile, with pings, and the same call made again, after the cause is gone, puts all of it right.
+  version. Once an engine may have changed and not all are known to have the new weights, everything stays paused and `SyncFailed`
+  (`paused`) says which engine and why: harnesses wait meanwhile, with pings, and the same call made again, after the cause is gone, puts
+  all of it right.
 
 Knows no optimiser and no rows. Several processes train: one of them syncs.
 """
@@ -150,7 +151,8 @@ class Syncer:
             raise SyncFailed(f"no engine has taken the weights of version {version}: {causes}. The gateways go on with the old ones.")
         raise SyncFailed(
             f"not every engine has the weights of version {version}: {causes}. Gateways and engines stay paused, so that nothing is "
-            "sampled from a mixture. Put that right and sync again (a trainer that is started again does so first)."
+            "sampled from a mixture. Put that right and sync again (a trainer that is started again does so first).",
+            paused=True,
         )
 
     async def _load_one(self, engine: Engine, folder: str, version: str) -> None:
@@ -174,7 +176,7 @@ class Syncer:
             await self._persist(lambda: _all([gateway.resume() for gateway in self._gateways]))
         except (CallError, SyncFailed) as error:
             raise SyncFailed(
-                f"every engine has version {version}, but {error}. What could not be reached stays paused: sync again."
+                f"every engine has version {version}, but {error}. What could not be reached stays paused: sync again.", paused=True
             ) from error
 
     async def _let_go(self, engines: Sequence[Engine]) -> None:

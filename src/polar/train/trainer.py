@@ -300,10 +300,13 @@ class Trainer:
         )
 
     async def _sync_again(self) -> None:
-        """Sessions fail where an engine was started anew: it gets no calls before it has the weights. Until it is there, calls wait."""
+        """Sessions fail where an engine was started anew: it gets no calls before it has the weights. Where it is not there yet nothing has
+        changed, and the next batch may find it. Raises `SyncFailed` where calls would wait for ever."""
         try:
             await self._sync()
         except SyncFailed as error:
+            if error.paused:
+                raise
             self.parts.progress.say(str(error))
 
     async def _evaluate_if_due(self) -> None:
