@@ -10,7 +10,11 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("polar", deadline=None)  # no test asserts a time
+hypothesis.settings.load_profile("polar")
 
 pytest_plugins = ["postgres_server"]
 
