@@ -79,7 +79,7 @@ def _learn(console: Console, choice: Choice, folder: Path, began: float) -> bool
     steps = "one step" if size.steps == 1 else f"{size.steps} steps"
     known = named(learn.KNOWN).title
     console.print(
-        f"\n[bold]GRPO[/]: {steps} under {title}, whose protocol {learn.MODEL} hardly knows, and, one group in four, under {known}, whose "
+        f"\n[bold]GRPO[/]: {steps} under {title}, whose protocol {learn.MODEL} hardly knows, and, as often, under {known}, whose "
         f"protocol it knows; {size.samples} sessions a group"
     )
     if choice.shuffled:
