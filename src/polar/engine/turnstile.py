@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 MODES = ("abort", "wait", "keep")
 
 
-class Gate:
+class Turnstile:
     """`active`: generations that run. `aborts`: how often they were told to end; one that began at a lower count is to."""
 
     def __init__(self) -> None:
