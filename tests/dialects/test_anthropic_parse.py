@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from polar.chat import ChatRequest, Image, Message, Text, Thinking, ToolCall, ToolChoice, fold_system
+from polar.chat import ChatRequest, Image, Message, Text, Thinking, ToolCall, ToolChoice
+from polar.conversation import fold_system
 from polar.dialects.anthropic import Anthropic
 from polar.dialects.base import Operation, Route
 from polar.errors import InvalidRequest

@@ -1,4 +1,4 @@
-"""`polar.chat`: what is done to every conversation, whatever dialect it came in."""
+"""`polar.conversation`: what is done to every conversation, whatever dialect it came in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.chat import Message, ToolCall, fold_system, pair_results
+from polar.chat import Message, ToolCall
+from polar.conversation import fold_system, pair_results
 
 
 def caller(*ids: str) -> Message:

@@ -23,11 +23,11 @@ from starlette.routing import Route
 from polar import __version__
 from polar.engine import wire
 from polar.engine.api import MAX_TOP_LOGPROBS, ApiError, Backend, Job, JsonObject, Template, Tokenizer, parse_params
+from polar.engine.gate import MODES, Gate
 from polar.engine.http import answering, json_response, read_json, sse, until_disconnected
 from polar.engine.parsing import parse_answer
 from polar.engine.play import Output, Piece, play
 from polar.engine.text import normalise_messages
-from polar.engine.turnstile import MODES, Turnstile
 
 VLLM_WIRE = "0.32.0"
 
@@ -54,7 +54,7 @@ class Server:
         self.guided = guided
         self.tokens_per_chunk = tokens_per_chunk
         self.weight_version = "default"
-        self._turnstile = Turnstile()
+        self._gate = Gate()
         self.app = Starlette(routes=[*self._routes(), *extra_routes], lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
@@ -146,7 +146,7 @@ class Server:
 
     async def _all(self, jobs: Sequence[Job], body: JsonObject) -> list[Output]:
         skip, include = _text_options(body)
-        async with self._turnstile.passed():
+        async with self._gate.passed():
             return await asyncio.gather(*(self._collect(job, skip_special=skip, include_stop=include) for job in jobs))
 
     async def _collect(self, job: Job, **text_options: bool) -> Output:
@@ -158,10 +158,10 @@ class Server:
 
     async def _play(self, job: Job, **text_options: bool) -> AsyncGenerator[Piece, None]:
         """What the backend samples, up to its end, or to the token that came after `/pause?mode=abort`."""
-        aborts = self._turnstile.aborts
+        aborts = self._gate.aborts
         async with aclosing(play(self.backend, job, self.tokenizer, **text_options)) as pieces:
             async for piece in pieces:
-                if self._turnstile.aborts != aborts and piece.finish is None:
+                if self._gate.aborts != aborts and piece.finish is None:
                     yield replace(piece, finish="abort")
                     return
                 yield piece
@@ -176,7 +176,7 @@ class Server:
         sampled = 0
         try:
             played = self._play(job, skip_special=skip, include_stop=include)
-            async with self._turnstile.passed(), aclosing(played):
+            async with self._gate.passed(), aclosing(played):
                 async for piece in played:
                     pieces.append(piece)
                     if len(pieces) < self.tokens_per_chunk and piece.finish is None:
@@ -235,7 +235,7 @@ class Server:
         return json_response({"object": "list", "data": [card]})
 
     async def metrics(self, request: Request) -> Response:
-        values = {"requests_running": float(self._turnstile.active), **self.backend.metrics()}
+        values = {"requests_running": float(self._gate.active), **self.backend.metrics()}
         return PlainTextResponse("".join(f"polar_engine_{name} {value:g}\n" for name, value in values.items()))
 
     async def tokenize(self, request: Request) -> Response:
@@ -285,15 +285,15 @@ class Server:
         mode = request.query_params.get("mode", "abort")
         if mode not in MODES:
             raise ApiError(400, f"mode must be abort, wait or keep, not {mode!r}.", param="mode")
-        await self._turnstile.pause(mode)
+        await self._gate.pause(mode)
         return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
-        self._turnstile.resume()
+        self._gate.resume()
         return json_response({"status": "resumed"})
 
     async def is_paused(self, request: Request) -> Response:
-        return json_response({"is_paused": self._turnstile.paused})
+        return json_response({"is_paused": self._gate.paused})
 
 
 def _count(body: JsonObject) -> int:

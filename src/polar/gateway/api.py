@@ -22,8 +22,9 @@ from polar.chat import ChatRequest, JsonObject
 from polar.dialects import Dialect, Operation, Route, registered, replay
 from polar.errors import CallError, NotFound
 from polar.gateway.body import ClientLeft, decompress, parse_json, read_body
-from polar.gateway.calls import Call, Context, Incoming
+from polar.gateway.calls import Call, Context
 from polar.gateway.planning import count_prompt
+from polar.gateway.recorded import Incoming
 from polar.gateway.responder import Responder
 from polar.gateway.responses import StoredResponses
 from polar.gateway.sending import Internal, LiveAnswer, send_replayed, send_whole

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from polar.chat import Answer, ChatDelta, ChatRequest, JsonObject, Message, deltas
+from polar.chat import Answer, ChatDelta, Message, deltas
 from polar.engines.arrays import settle
 from polar.engines.base import Chunk, Engine, Generation
 from polar.errors import CallError, ContextOverflow, EngineOverloaded, EngineUnavailable
@@ -26,6 +26,7 @@ from polar.gateway.config import GatewayConfig
 from polar.gateway.gate import Gate
 from polar.gateway.metrics import Metrics
 from polar.gateway.planning import plan_prompt
+from polar.gateway.recorded import Incoming, completion_of
 from polar.gateway.sampling import Sampled, settle_sampling
 from polar.gateway.served import Served
 from polar.gateway.sessions import SessionState
@@ -51,17 +52,6 @@ class Context:
     """One thread: several would fight the event loop for the interpreter lock, and renders are CPU only."""
     turnstile: Turnstile = field(default_factory=Turnstile)
     clock: Callable[[], float] = time.time
-
-
-@dataclass(slots=True)
-class Incoming:
-    """A parsed request with what is recorded of its wire form."""
-
-    dialect: str
-    request: ChatRequest
-    digest: bytes
-    hints: JsonObject = field(default_factory=dict)
-    live: bool = False
 
 
 def _end(generation: Generation, last: Chunk, tokens: int) -> None:
@@ -386,46 +376,17 @@ class Call:
     def _completion(
         self, plan: Plan, sampled: Sampled, generation: Generation, reading: Reading, choice: int, version: str | None
     ) -> Completion:
-        incoming, request = self.incoming, self.incoming.request
-        prompt_ids = plan.prompt_ids if plan.mode == "tokens" else generation.prompt_ids
-        completion = Completion(
+        return completion_of(
+            plan,
+            sampled,
+            generation,
+            reading,
+            incoming=self.incoming,
+            served=self._served,
             session=self._state.record.id,
             number=self.number + choice,
-            status="complete",
-            dialect=incoming.dialect,
-            mode=plan.mode,
-            messages=plan.request.messages,
-            answer=reading.message,
-            finish=reading.answer.finish,
-            parent=plan.parent,
-            shared=plan.shared,
             choice=choice,
-            tools=plan.request.tools,
-            prompt_ids=prompt_ids,
-            sampled_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            root=plan.keys.root,
-            turn=reading.turn,
-            loose=reading.loose,
-            thinking_hash=reading.thinking_hash,
-            request_digest=incoming.digest,
-            model_requested=request.model,
-            model=self._served.model,
-            policy_version=generation.policy_version or version,
-            sampling=sampled.sampling.as_dict(),
-            asked=sampled.asked,
-            stop_sequence=reading.answer.stop_sequence,
-            cached_tokens=generation.cached_tokens,
-            thinking_tokens=reading.thinking_tokens,
-            routed_experts=generation.routed_experts,
-            broken=plan.broken,
-            tags=frozenset(plan.tags | reading.tags | sampled.tags),
-            provenance=self._served.provenance_at(sampled.engine),
-            hints=incoming.hints,
-            stored=request.store,
-            options=dict(request.options) if request.store else {},
+            version=version,
             started=self.started,
             ended=self._context.clock(),
         )
-        completion.untrainable = generation.untrainable or self._served.untrainable(completion)
-        return completion

@@ -67,7 +67,7 @@ class SglangServer(Server):
 
     async def flush_cache(self, request: Request) -> Response:
         """Refused while requests run, and answered in words."""
-        if self._turnstile.active:
+        if self._gate.active:
             return PlainTextResponse("Flush cache failed: there are running requests.", 400)
         await self.backend.reset_prefix_cache()
         return PlainTextResponse("Cache flushed.")
@@ -77,7 +77,7 @@ class SglangServer(Server):
         mode = (await read_json(request)).get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
             raise ApiError(400, f"Invalid mode: {mode!r}.", param="mode")
-        await self._turnstile.pause("abort" if mode == "abort" else "keep")
+        await self._gate.pause("abort" if mode == "abort" else "keep")
         return json_response({"message": "Generation paused successfully."})
 
     async def load_lora_adapter(self, request: Request) -> Response:
@@ -119,7 +119,7 @@ class SglangServer(Server):
         output = Output()
         waiting = 0
         try:
-            async with self._turnstile.passed(), aclosing(self._play(job)) as pieces:
+            async with self._gate.passed(), aclosing(self._play(job)) as pieces:
                 async for piece in pieces:
                     output.add(piece)
                     waiting += 1

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import renderers
 
-from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, fold_system, join_parts, pair_results
+from polar.chat import ChatRequest, Image, JsonObject, Message, Part, Text, Thinking, Tool, join_parts
+from polar.conversation import fold_system, pair_results
 from polar.engines.base import Generation
 from polar.errors import ConfigError, ContextOverflow
 from polar.records import Break, Cause, Completion, Ids, Mode

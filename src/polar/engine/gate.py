@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 MODES = ("abort", "wait", "keep")
 
 
-class Turnstile:
+class Gate:
     """`active`: generations that run. `aborts`: how often they were told to end; one that began at a lower count is to."""
 
     def __init__(self) -> None:
