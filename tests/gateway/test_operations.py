@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gateway_players import NAMES, PLAYERS, THINKING, Anthropic, Chat, Player, Responses, call_text, until
 
-from polar.errors import ConfigError, EngineUnavailable
+from polar.errors import CallError, ConfigError, EngineOverloaded, EngineUnavailable
 from polar.gateway.config import EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.testing.asgi import AsgiClient
@@ -216,14 +216,15 @@ async def test_a_session_stays_with_its_engine_and_load_is_spread(gateway: Open)
             assert len({made.provenance["engine_url"] for made in await gw.completions(session)}) == 1
 
 
+@pytest.mark.parametrize("error", [EngineUnavailable("gone"), EngineOverloaded("loading", retry_after="7")])
 @pytest.mark.parametrize("stream", ["replay", "live"])
-async def test_a_dead_engine_is_left(gateway: Open, stream: str) -> None:
+async def test_a_dead_engine_is_left(gateway: Open, stream: str, error: CallError) -> None:
     dead: list[int] = []
 
     def script(call: Call) -> Reply:
         if not dead:
             dead.append(1)
-            return Reply(error=EngineUnavailable("gone"))
+            return Reply(error=error)
         return Reply("Hi.")
 
     async with gateway(script, engines=2, stream=stream) as gw:
@@ -235,6 +236,16 @@ async def test_a_dead_engine_is_left(gateway: Open, stream: str) -> None:
         health = await gw.gateway.health()
         assert sorted(engine["alive"] for engine in health["engines"]["default"]["engines"]) == [False, True]
         assert health["status"] == "ok"
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+async def test_503_of_every_engine_reaches_the_caller_with_its_retry_after(gateway: Open, engines: int) -> None:
+    async with gateway(lambda call: Reply(error=EngineOverloaded("queue full", retry_after="7")), engines=engines) as gw:
+        _, client = await gw.session()
+        answer = await Chat().user("Go.").send(client)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "7")
+        assert [len(engine.calls) for engine in gw.engines] == [1] * engines
+        assert all(engine["alive"] for engine in (await gw.gateway.health())["engines"]["default"]["engines"]) == (engines == 1)
 
 
 async def test_all_engines_dead_is_red_and_a_true_status(gateway: Open) -> None:

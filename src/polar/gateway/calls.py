@@ -208,8 +208,8 @@ class Call:
         return generations, reader, version
 
     async def _generate(self, plan: Plan, sampled: Sampled, version: str | None) -> list[Generation]:
-        """One unstreamed generation, on another engine if the session's own one is dead. A cancelled one has returned no ids; one that was
-        interrupted for new weights begins again, and is this call's only generation."""
+        """One unstreamed generation, on another engine if the session's own one is dead or says 503. A cancelled one has returned no ids;
+        one that was interrupted for new weights begins again, and is this call's only generation."""
         tried: list[Engine] = []
         while True:
             engine = self._served.pool.pick(self._state.record.id, avoid=tried)
@@ -217,10 +217,8 @@ class Call:
             try:
                 await self._served.pool.confirm(engine)
                 generations = await self._ask(engine, plan, sampled)
-            except EngineUnavailable as error:
-                self._served.pool.failed(engine, error)
-                tried.append(engine)
-                if len(tried) >= len(self._served.pool):
+            except (EngineUnavailable, EngineOverloaded) as error:
+                if not self._leave(engine, error, tried):
                     raise
                 continue
             except asyncio.CancelledError as error:
@@ -235,6 +233,14 @@ class Call:
                     await self._record_aborted(plan, sampled, generation, cut, version, choice)
                 raise cut
             return generations
+
+    def _leave(self, engine: Engine, error: EngineUnavailable | EngineOverloaded, tried: list[Engine]) -> bool:
+        """Whether another engine is to be tried in place of one that did not serve this call. One that is alone and says 503 is there."""
+        pool = self._served.pool
+        if len(pool) > 1 or isinstance(error, EngineUnavailable):
+            pool.failed(engine, error)
+        tried.append(engine)
+        return len(tried) < len(pool)
 
     def _check_answered(self, engine: Engine, generations: list[Generation], plan: Plan) -> None:
         """Raises `EngineUnavailable` for an answer that can be neither recorded nor shown: more choices than have numbers, or text that
@@ -261,7 +267,7 @@ class Call:
             return await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))
 
     async def _stream(self, plan: Plan, sampled: Sampled, reader: LiveReader, version: str | None) -> Generation:
-        """A live generation, on another engine if the session's own one is dead before its first token."""
+        """A live generation, on another engine if the session's own one is dead, or says 503, before its first token."""
         tried: list[Engine] = []
         ids: list[int] = []
         while True:
@@ -270,10 +276,9 @@ class Call:
             try:
                 await self._served.pool.confirm(engine)
                 return await self._stream_from(engine, plan, sampled, reader, ids, version)
-            except EngineUnavailable as error:
-                self._served.pool.failed(engine, error)
-                tried.append(engine)
-                if ids or len(tried) >= len(self._served.pool):
+            except (EngineUnavailable, EngineOverloaded) as error:
+                answering = bool(ids) and isinstance(error, EngineOverloaded)  # interrupted for new weights, say
+                if answering or not self._leave(engine, error, tried) or ids:
                     raise
 
     async def _stream_from(
