@@ -418,6 +418,22 @@ async def test_stop_may_come_at_any_time_and_twice(containers: Containers) -> No
     assert not any(one.sandbox == runtime.place.id for one in await DockerRuntime.find())
 
 
+async def test_a_stop_that_failed_is_made_good_by_the_next(containers: Containers, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    runtime = await containers.start()
+
+    async def refused(*_: object) -> None:
+        raise SandboxError("the daemon is busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("polar.runtime.docker._gone", refused)
+        for _ in range(2):
+            with pytest.raises(SandboxError, match="busy"):
+                await runtime.stop()
+    assert any(one.sandbox == runtime.place.id for one in await DockerRuntime.find())
+    await runtime.stop()
+    assert not any(one.sandbox == runtime.place.id for one in await DockerRuntime.find())
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing(containers: Containers) -> None:  # noqa: F811
     for pause in (0.05, 0.2, 0.4):
         runtime = containers.runtime(network="gateway")

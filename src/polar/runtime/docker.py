@@ -53,6 +53,8 @@ class DockerRuntime(Runtime):
         self._options = options(spec)
         self._daemon: Daemon | None = None
         self._container: Container | None = None
+        self._kept = False
+        """Whether a container of ours may be there still, though a stop has let go of its daemon."""
         self._relay: Relay | None = None
         self._workdir = spec.workdir or DEFAULT_WORKDIR
 
@@ -136,13 +138,18 @@ class DockerRuntime(Runtime):
         if relay is not None:
             await relay.close()
         daemon, self._daemon, self._container = self._daemon, None, None
+        if daemon is None and self._kept:  # an earlier stop failed
+            daemon = await self._connect()
+            self._daemon = None
         if daemon is not None:
+            self._kept = True
             try:
                 if not await answers(daemon.address):  # it may have ended; another one knows its containers
                     await daemon.aclose()
                     daemon = await self._connect()
                     self._daemon = None
                 await even_if_cancelled(_gone(daemon, self.name))
+                self._kept = False
             finally:
                 await daemon.aclose()
 
