@@ -201,3 +201,11 @@ def test_a_sync_that_is_cancelled_leaves_nothing_half_way(folder: Path, turns: i
         assert {gateway.version for gateway in world.gateways} == {"3"}
 
     asyncio.run(run())
+
+
+async def test_what_stays_paused_after_a_sync_that_failed_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = World([ModelGateway("a", "resume"), ModelGateway("b", "slow")], [ModelEngine(0, ("resume", "breaks"))], folder)
+    with pytest.raises(SyncFailed, match="b: calls are still in the engines"):
+        await world.syncer(folder, 2)
+    told = [record for record in caplog.records if "paused still" in record.getMessage()]
+    assert [vars(record)["url"] for record in told] == [world.engines[0].url, "a"]

@@ -17,6 +17,7 @@ Knows no optimiser and no rows. Several processes train: one of them syncs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ T = TypeVar("T")
 Slow = Literal["interrupt", "fail"]
 
 RETRY_S = 1.0
+
+log = logging.getLogger("polar.train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +183,16 @@ class Syncer:
             ) from error
 
     async def _let_go(self, engines: Sequence[Engine]) -> None:
-        """Resumes what can be: the error that led here is the one to be told."""
-        await asyncio.gather(*(engine.resume() for engine in engines), return_exceptions=True)
-        await asyncio.gather(*(gateway.resume() for gateway in self._gateways), return_exceptions=True)
+        """Resumes what can be: the error that led here is the one to be told, and what stays paused is logged."""
+
+        def told(asked: Sequence[Engine | Gateways], outcomes: Sequence[object]) -> None:
+            for one, outcome in zip(asked, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    name = one.url if isinstance(one, Engine) else one.name
+                    log.warning("it may be paused still, after a weight sync that failed", extra={"url": name, "why": str(outcome)})
+
+        told(engines, await asyncio.gather(*(engine.resume() for engine in engines), return_exceptions=True))
+        told(self._gateways, await asyncio.gather(*(gateway.resume() for gateway in self._gateways), return_exceptions=True))
 
     # --- whom it concerns ----------------------------------------------------------------------------------------
 
