@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from polar.errors import HarnessError
+from polar.folders import state_dir
 from polar.harness import cache_dir, find_node, install, installed
 from polar.harness.install import NODE_PACKAGE, npm_install
 
@@ -54,6 +55,23 @@ def test_the_cache_is_where_the_variables_say(variables: dict[str, str], expecte
     for name, value in {"HOME": "/home/me", **variables}.items():
         monkeypatch.setenv(name, value)
     assert str(cache_dir()) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"POLAR_HOME": "~/mine", "XDG_DATA_HOME": "/of/all"}, "/home/me/mine"),
+        ({"POLAR_HOME": "", "XDG_DATA_HOME": "/of/all"}, "/of/all/polar"),
+        ({"XDG_DATA_HOME": "not/absolute"}, "/home/me/.local/share/polar"),
+        ({}, "/home/me/.local/share/polar"),
+    ],
+)
+def test_the_data_are_where_the_variables_say(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLAR_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert str(state_dir()) == expected
 
 
 def test_an_installation_appears_whole(npm: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import orjson
 
 from polar.chat import JsonObject
 from polar.errors import ConfigError
-from polar.gateway.config import state_dir
+from polar.folders import state_dir
 
 if TYPE_CHECKING:
     from polar.gateway.gateway import Gateway

@@ -75,7 +75,7 @@ def serve_gateway(
 
 
 async def _serve(settings: PolarConfig) -> None:
-    from polar.gateway.config import state_dir
+    from polar.folders import state_dir
     from polar.rollout.stack import serving
 
     stop = _until_signal()

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import os
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-
-def state_dir() -> Path:
-    """Where Polar keeps its data: `POLAR_HOME`, else `~/.local/share/polar`."""
-    return Path(os.environ.get("POLAR_HOME") or Path.home() / ".local" / "share" / "polar")
+from polar.folders import state_dir
 
 
 class _Strict(BaseModel):

@@ -17,7 +17,7 @@ import orjson
 
 from polar.chat import JsonObject
 from polar.errors import RolloutError
-from polar.gateway.config import state_dir
+from polar.folders import state_dir
 from polar.rollout.models import Event, SessionResult, TaskRequest, TaskResult, TaskStatus
 
 DEFAULT_URL = "http://127.0.0.1:8080"

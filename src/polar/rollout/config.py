@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from polar.gateway.config import EngineConfig, GatewayConfig, reachable, state_dir
+from polar.folders import state_dir
+from polar.gateway.config import EngineConfig, GatewayConfig, reachable
 from polar.runtime.spec import RuntimeSpec
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from polar.gateway.config import state_dir
+from polar.folders import state_dir
 from polar.runtime.owner import root_mark
 
 

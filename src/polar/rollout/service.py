@@ -18,7 +18,7 @@ from typing import Any
 
 from polar.chat import JsonObject
 from polar.errors import RolloutError, StoreError
-from polar.gateway.config import state_dir
+from polar.folders import state_dir
 from polar.rollout import cancel, leases, reading, retention, saving, schedule
 from polar.rollout.api import application
 from polar.rollout.auth import Guard, check_sandbox

@@ -21,7 +21,8 @@ from pathlib import Path
 import uvicorn
 
 from polar.errors import ConfigError, SandboxError
-from polar.gateway.config import reachable, state_dir
+from polar.folders import state_dir
+from polar.gateway.config import reachable
 from polar.gateway.serve import bind, run_server, server_of
 from polar.gateway.waiting import engines_up, unless
 from polar.rollout.config import PolarConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from polar.gateway.config import state_dir
+from polar.folders import state_dir
 from polar.rollout.config import NodeConfig
 from polar.store.connect import sqlite_path
 
