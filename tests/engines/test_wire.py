@@ -275,8 +275,9 @@ async def test_openai_asks_for_no_longer_an_answer_than_the_server_gives(words: 
 
     with serve_scripted(script) as server:
         engine = OpenAIEngine(server.url)
-        for asked in (32000, 20000, 5):
-            await engine.chat(replace(messages(), sampling=Sampling(max_tokens=asked)))
+        for asked, cut in ((32000, 16384), (20000, 16384), (5, None)):
+            (made,) = await engine.chat(replace(messages(), sampling=Sampling(max_tokens=asked)))
+            assert made.max_tokens == cut
         await engine.aclose()
         assert [call.body["max_tokens"] for call in server.calls] == [32000, 16384, 16384, 5]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from gateway_players import NAMES, PLAYERS, Anthropic, Chat, Google, Player, Responses, call_text
 
+from polar.engines.base import Generation, MessagesRequest
 from polar.errors import ContextOverflow
 from polar.gateway.config import TrainSampling
 from polar.testing.engine import Reply
@@ -159,6 +161,20 @@ async def test_b85_an_engine_that_only_counts_until_the_sum_is_too_big_finds_the
         assert (await Anthropic().user("Go.").turn(client)).text == "Hi."
         assert "max_tokens" not in gw.engine.calls[1].body
         assert "clamped" in (await gw.completions(session))[0].tags
+
+
+async def test_a_server_s_own_longest_answer_is_recorded_as_clamped(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(["Hi."], mode="messages") as gw:
+        chat = gw.engine.chat
+
+        async def capped(request: MessagesRequest) -> list[Generation]:
+            return [replace(generation, max_tokens=100) for generation in await chat(request)]
+
+        monkeypatch.setattr(gw.engine, "chat", capped)
+        session, client = await gw.session()
+        await Chat().user("Go.").turn(client)
+        (made,) = await gw.completions(session)
+        assert (made.sampling["max_tokens"], "clamped" in made.tags) == (100, True)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ class Generation:
     one is missing (the server sent null, or a non-finite value), `None` where there are none at all. `message` is set in
     mode `messages` only: the server's own parse, tool-call ids as the server made them. `stop` is the matched stop string or
     token id, where the server says. `policy_version` is the server's weight version, where it says. `top`: per token, the
-    alternatives that a client asked for, as (id or text, log-probability).
+    alternatives that a client asked for, as (id or text, log-probability). `max_tokens`: the longest answer that this server gives, where
+    it was asked for no more than that in place of what the request said.
     """
 
     prompt_ids: Ids | None
@@ -86,6 +87,7 @@ class Generation:
     cached_tokens: int = 0
     policy_version: str | None = None
     top: list[list[tuple[int | str, float]]] | None = None
+    max_tokens: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     routed_experts: str | None = None
     """As `polar.records.Completion` has it."""

@@ -55,7 +55,7 @@ class OpenAIEngine(HttpEngine):
         answer = await self._ask(request)
         usage, choices = usage_counts(answer), choices_of(answer)
         with reading(self.url):
-            generations = [self._generation(choice, answer, usage, bool(request.top_logprobs)) for choice in choices]
+            generations = [self._generation(choice, answer, usage, request) for choice in choices]
             settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
@@ -80,19 +80,23 @@ class OpenAIEngine(HttpEngine):
         body = {**chat_body(request), "return_token_ids": True, "logprobs": True, "top_logprobs": request.top_logprobs or 0}
         if request.effort is not None:
             body["reasoning_effort"] = request.effort
-        if self._most is not None and "max_tokens" in body:
-            body["max_tokens"] = min(body["max_tokens"], self._most)
+        if (most := self._cut(request)) is not None:
+            body["max_tokens"] = most
         if "max_tokens" in self._refused and "max_tokens" in body:
             body["max_completion_tokens"] = body.pop("max_tokens")
         return {key: value for key, value in body.items() if key not in self._refused}
+
+    def _cut(self, request: MessagesRequest) -> int | None:
+        """The server's longest answer, where the request asks for a longer one."""
+        return self._most if self._most is not None and self._most < (request.sampling.max_tokens or 0) else None
 
     def _named(self, words: str, body: JsonObject) -> set[str]:
         """The optional fields of `body` that the refusal names."""
         named = {name for name in (*_OPTIONAL, "reasoning_effort", "max_tokens") if name in body and re.search(rf"\b{name}\b", words)}
         return named | {"top_logprobs"} if "logprobs" in named else named
 
-    def _generation(self, choice: JsonObject, answer: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
-        logprobs, tops = chat_logprobs(choice, with_top)
+    def _generation(self, choice: JsonObject, answer: JsonObject, usage: Mapping[str, int], request: MessagesRequest) -> Generation:
+        logprobs, tops = chat_logprobs(choice, bool(request.top_logprobs))
         wire = choice.get("message") or {}
         ids = ids_array(choice.get("token_ids"))
         return Generation(
@@ -107,6 +111,7 @@ class OpenAIEngine(HttpEngine):
             completion_tokens=usage.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=usage.get("cached_tokens", 0),
             top=tops,
+            max_tokens=self._cut(request),
         )
 
 

@@ -255,7 +255,7 @@ class Call:
         if plan.mode == "tokens":
             return await engine.generate(tokens_request(plan, sampled.sampling, self._served, self._state.record.id))
         try:
-            return await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))
+            return await self._chat(engine, plan, sampled)
         except ContextOverflow as error:
             room = error.limit - error.prompt_tokens if error.limit and error.prompt_tokens else 0
             asked = sampled.sampling.max_tokens
@@ -264,7 +264,14 @@ class Call:
                 raise
             sampled.sampling = replace(sampled.sampling, max_tokens=None if at_least else room)
             sampled.tags.add("clamped")
-            return await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))
+            return await self._chat(engine, plan, sampled)
+
+    async def _chat(self, engine: Engine, plan: Plan, sampled: Sampled) -> list[Generation]:
+        generations = await engine.chat(messages_request(plan, sampled.sampling, self._served, self._state.record.id))
+        if generations and generations[0].max_tokens is not None:
+            sampled.sampling = replace(sampled.sampling, max_tokens=generations[0].max_tokens)
+            sampled.tags.add("clamped")
+        return generations
 
     async def _stream(self, plan: Plan, sampled: Sampled, reader: LiveReader, version: str | None) -> Generation:
         """A live generation, on another engine if the session's own one is dead, or says 503, before its first token."""
