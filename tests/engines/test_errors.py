@@ -8,7 +8,7 @@ import pytest
 
 from polar.chat import Sampling
 from polar.engines.base import TokensRequest
-from polar.engines.http import error_for, parse_overflow
+from polar.engines.refusals import error_for, parse_overflow
 from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
 from polar.errors import (

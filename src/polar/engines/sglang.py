@@ -16,7 +16,8 @@ from polar.chat import JsonObject, Message, Sampling, Tool, ToolChoice
 from polar.engines.arrays import ids_array, logprobs_array, settle
 from polar.engines.base import Chunk, EngineFinish, EngineInfo, Generation, Ids, MessagesRequest, TokensRequest, register
 from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
-from polar.engines.http import error_for, reading
+from polar.engines.http import reading
+from polar.engines.refusals import error_for
 from polar.engines.sglang_weights import SglangWeights
 from polar.engines.vllm import chat_logprobs, choices_of
 from polar.errors import EngineRejected, EngineUnavailable
