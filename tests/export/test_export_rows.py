@@ -152,11 +152,12 @@ async def test_rewards_by_row(write: Write) -> None:
         await write([talk], credit="per_row")
 
 
-async def test_images_have_no_place_in_a_text_conversation_and_the_manifest_says_so(write: Write) -> None:
+@pytest.mark.parametrize("form", ["chat", "tokens"])
+async def test_images_have_no_place_in_text_or_ids_and_the_manifest_says_so(write: Write, form: str) -> None:
     talk = Talk("a", {"reward": 1.0})
     picture = Message("user", (Text("look"), Image("data:image/png;base64,AA==")))
     talk.say([SYSTEM, picture], assistant("a cat"))
-    facts, folder = await write([talk])
+    facts, folder = await write([talk], form=form)
     assert lines(folder) == []
     assert facts["rows"]["dropped"] == {"holds images": 1}
     _, folder = await write([talk], form="rl")

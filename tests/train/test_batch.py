@@ -15,6 +15,7 @@ from polar.errors import NotTrainable
 from polar.train.advantages import Advantage
 from polar.train.batch import Counts, Recipe, make_batch
 from polar.train.groups import Group, group_of, teaches
+from polar.train.trainer import sample_for_gate
 
 PLAIN = Recipe(advantage=Advantage(scale="none"), max_staleness=None)
 
@@ -67,6 +68,17 @@ def test_rows_without_credit_are_dropped_by_that_name() -> None:
     batch = make_batch([one], PLAIN, policy_version=0)
     assert len(batch.rows) == 2
     assert batch.counts.dropped == {"no_credit": 12}
+
+
+def test_rows_with_images_are_neither_trained_nor_compared() -> None:
+    """Where an image stood, the engine saw what no id says: the trainer's log-probabilities of what comes after it mean nothing."""
+    pictured = session("a", 1.0, row_rewards=[1.0, 1.0])
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    (pictured.trajectory or {})["traces"][0]["prompt_messages"] = [{"role": "user", "content": [picture]}]
+    batch = make_batch([group(pictured, session("b", 0.0))], PLAIN, policy_version=0)
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
+    assert batch.counts.dropped == {"images": 12}
+    assert [trace.has_images for trace, _ in sample_for_gate([batch], "0", 9)] == [False, False]
 
 
 def test_rows_with_rewards_of_their_own_are_compared_by_them() -> None:

@@ -14,7 +14,7 @@ from sft_samples import BUNDLED, VOCABULARY, exported, tokens
 
 from polar.errors import ConfigError
 from polar.tokens.tokenizer import load_tokenizer
-from polar.train.sft_data import NOTHING, TOO_LONG, Rows, batches, read_rows, splits_of
+from polar.train.sft_data import NOTHING, PICTURED, TOO_LONG, Rows, batches, read_rows, splits_of
 
 TOKENIZER = load_tokenizer(BUNDLED)
 
@@ -177,6 +177,14 @@ def test_images_are_refused(tmp_path: Path) -> None:
     row = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}
     with pytest.raises(ConfigError, match="images"):
         read(exported(tmp_path, {"train": [row]}))
+
+
+def test_ids_that_stand_for_images_are_left_out_and_counted(tmp_path: Path) -> None:
+    row = {"prompt_ids": [1, 2], "response_ids": [3], "loss_mask": [1], "response_logprobs": [-1.0], "metadata": {}}
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    rows = read(exported(tmp_path, {"train": [row | {"prompt_messages": [picture]}, row]}))
+    assert [sample.ids.tolist() for sample in rows.samples] == [[1, 2, 3]]
+    assert rows.left_out == {PICTURED: 1}
 
 
 # --- batches --------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from polar.trajectory.row import Trace
 
 IGNORE = -100
 """The label of an id that is not trained, as torch's cross entropy has it."""
+IMAGES = "holds images"
+"""Why a row of text or of ids alone cannot be made: where its images stood, the model saw what no id says."""
 _MESSAGE_FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
@@ -110,14 +112,14 @@ def _rl_line(trace: Trace, origin: JsonObject, prompt: bytes) -> Row:
 
 
 def _chat(trace: Trace, origin: JsonObject, prompt: bytes) -> Row:
+    if trace.has_images:
+        raise Unfit(IMAGES)
     trained = trace.trained_messages
     missing = any(span.message is None and trace.mask[span.start : span.end].any() for span in trace.spans)
     if missing or not any(trained):
         raise Unfit("its trained answers are not among its messages")
     messages = []
     for message, weight in zip(trace.messages, trained, strict=True):
-        if message.images:
-            raise Unfit("holds images")
         data = dict.fromkeys(_MESSAGE_FIELDS) | sound(message_to_chat(message))
         data["weight"] = int(weight)
         messages.append(data)
@@ -129,6 +131,8 @@ def _chat(trace: Trace, origin: JsonObject, prompt: bytes) -> Row:
 
 
 def _tokens(trace: Trace, origin: JsonObject, prompt: bytes) -> Row:
+    if trace.has_images:
+        raise Unfit(IMAGES)
     values = {
         "input_ids": trace.ids,
         "attention_mask": np.ones(len(trace), np.int8),

@@ -82,6 +82,8 @@ class Batch:
 def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) -> Batch:
     """The batch of these groups at this policy version; groups that teach nothing are counted in it, too.
 
+    A row with images is not trained: its ids alone are not what the engine saw. Its rollout counts in its group all the same.
+
     A row's advantage is its rollout's. Where an evaluator gave rows rewards of their own, each row is compared with the group by its own.
     Raises `NotTrainable` where tokens do not add up, for what is no trajectory, and for ids that the model does not have, `ValueError` for
     rewards that are not finite.
@@ -166,6 +168,8 @@ def _share(trace: Trace, result: SessionResult, found: Advantages, scale: float,
         return None, (result.outcome or why) if why == "no_reward" and result.outcome in ("infrastructure", "cancelled") else why
     if trace.reward is None:
         return None, "no_credit"
+    if trace.has_images:
+        return None, "images"
     own = 0.0 if shuffled or result.reward is None else (trace.reward - result.reward) / scale
     return advantage + own, ""
 

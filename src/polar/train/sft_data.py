@@ -31,6 +31,7 @@ from polar.trajectory.row import Mask
 
 TOO_LONG = "longer than the limit"
 NOTHING = "nothing in it is trained"
+PICTURED = "ids that stand for images, too"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +105,9 @@ def read_rows(
     for file in [data] if data.is_file() else _files(data, split):
         for place, row in rows_in(file):
             where = f"{file.name}, {place}"
+            if _pictured(row):
+                left_out[PICTURED] += 1
+                continue
             ids, mask = reader.row(row, where)
             if mask.any():
                 end = int(np.flatnonzero(mask)[-1]) + 1
@@ -210,6 +214,19 @@ class _Reader:
                         f"({theirs[:12]}, {str(own)[:12]}). Export conversations (polar export --as chat), which are rendered for this "
                         "model. If it is the same and was only saved anew: --any-tokenizer"
                     )
+
+
+def _pictured(row: Any) -> bool:
+    """Whether a row of ids (`rl`) is of a conversation with images: where they stood, the model saw what no id says."""
+    if not isinstance(row, dict) or "prompt_ids" not in row:
+        return False
+    messages = [*_listed(row.get("prompt_messages")), *_listed(row.get("response_messages"))]
+    parts = (part for message in messages if isinstance(message, dict) for part in _listed(message.get("content")))
+    return any(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _integers(row: Mapping[str, Any], name: str) -> Ids:

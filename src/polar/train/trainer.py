@@ -344,7 +344,7 @@ def sample_for_gate(batches: Sequence[Batch], version: str, count: int) -> list[
         (trace, facts)
         for batch in batches
         for trace, facts in zip(batch.traces, batch.provenance, strict=True)
-        if trace.mask.any() and not trace.mask[0]
+        if trace.mask.any() and not trace.mask[0] and not trace.has_images
     ]
     fresh = [pair for pair in pairs if _sampled_by(pair[0], version)]
     rest = [pair for pair in pairs if not _sampled_by(pair[0], version)]

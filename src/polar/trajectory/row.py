@@ -141,6 +141,11 @@ class Trace:
         return any(span.finish == "length" for span in self.spans)
 
     @property
+    def has_images(self) -> bool:
+        """Whether its ids stand for images, too: without them they mean nothing."""
+        return any(message.images for message in self.messages)
+
+    @property
     def completions(self) -> tuple[int, ...]:
         """The numbers of the completions whose sampled runs it holds, trained or not."""
         return tuple(span.completion for span in self.spans)
