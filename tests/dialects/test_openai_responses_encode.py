@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 from openai_responses_samples import CALLS, DIALECT, REF, TOOLS, USAGE, added_up, answer, events, reply, request, stream
 
-from polar.chat import Answer, FinishDelta, LogprobsDelta, Message, Text, TextDelta, ThinkingDelta, TokenLogprob, Usage
+from polar.chat import (
+    Answer,
+    ChatDelta,
+    FinishDelta,
+    LogprobsDelta,
+    Message,
+    Text,
+    TextDelta,
+    ThinkingDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 from polar.dialects.base import Operation, Reply, Route, replay
 from polar.dialects.openai_responses import compaction
 from polar.errors import (
@@ -182,6 +195,17 @@ def test_logprobs_of_a_live_stream_go_with_their_text() -> None:
     ]
     found = events(encoder.start() + b"".join(encoder.feed(piece) for piece in pieces))
     assert [len(event["logprobs"]) for event in found if event["type"] == "response.output_text.delta"] == [1, 1]
+    assert added_up(found) == found[-1]["response"]["output"]
+
+
+@pytest.mark.parametrize("after", [[], [ToolCallDelta(0, ToolCall("", "f", "{}"))]], ids=["at the end", "before a call"])
+def test_logprobs_that_come_after_the_last_of_their_text_stand_in_its_part(after: list[ChatDelta]) -> None:
+    encoder = DIALECT.encoder(reply(include=["message.output_text.logprobs"]))
+    late = LogprobsDelta((TokenLogprob("a", -1.0), TokenLogprob("b", -2.0)))
+    pieces = [TextDelta("a"), TextDelta("b"), late, *after, FinishDelta("stop", USAGE)]
+    found = events(encoder.start() + b"".join(encoder.feed(piece) for piece in pieces))
+    (part,) = found[-1]["response"]["output"][0]["content"]
+    assert [entry["token"] for entry in part["logprobs"]] == ["a", "b"]
     assert added_up(found) == found[-1]["response"]["output"]
 
 

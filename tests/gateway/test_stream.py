@@ -261,3 +261,17 @@ async def test_several_choices_of_a_live_session_are_replayed(gateway: Open) -> 
                 said[choice["index"]] += choice["delta"].get("content") or ""
         assert said == ["One.", "Two."]
         assert [made.answer.text for made in await gw.completions(session)] == said
+
+
+@pytest.mark.parametrize("kind", [Chat, Responses], ids=["openai_chat", "openai_responses"])
+async def test_a_live_session_shows_the_alternatives_that_were_asked_for(gateway: Open, kind: type[Player]) -> None:
+    """A live stream's tokens come without them, so that the lists were empty; such an answer is replayed."""
+    async with gateway(["Hi."], stream="live") as gw:
+        _, client = await gw.session()
+        player = kind().user("Go.")
+        player.extra = {"logprobs": True, "top_logprobs": 2}
+        events = [event for event in (await player.send(client, True)).events() if event != "[DONE]"]
+        parts = [choice["logprobs"] for event in events for choice in event.get("choices", ()) if choice["logprobs"]]
+        if kind is Responses:
+            parts = [{"content": events[-1]["response"]["output"][0]["content"][0]["logprobs"]}]
+        assert [len(entry["top_logprobs"]) for part in parts for entry in part["content"]] == [2, 2]

@@ -82,9 +82,12 @@ class Call:
         self.prompt_tokens = 0
         self.clients = 1
         self.finished = False
+        self.counted = False
+        """Whether it is among its session's turns already."""
         self.recorded: list[int] = []
         """The numbers of its durable completions, one per choice."""
-        self._sampled = False
+        self._settling = False
+        """Whether it is complete, or being cancelled: from here on it ends by itself, and must not be cut in what it records."""
         self._deltas: list[ChatDelta] = []
         self._ring: Callable[[], object] = _nobody
         self._grace: asyncio.TimerHandle | None = None
@@ -140,8 +143,9 @@ class Call:
     def cancel(self, why: CallError) -> None:
         """Ends the generation; what was sampled is recorded as aborted. A client that still waits gets `why`. A generation that is
         complete is recorded as such, whoever has left."""
-        if self._sampled:
+        if self._settling:
             return
+        self._settling = True
         self._cancelled = why
         self._task.cancel()
 
@@ -156,8 +160,9 @@ class Call:
 
     def _expire(self) -> None:
         self._grace = None
-        self._forget()
-        if not self._task.done():
+        if self._task.done():
+            self._forget()
+        else:  # its session's until it has ended: whoever ends that waits for what is still recorded
             self.cancel(CallError("the client left"))
 
     def _forget(self) -> None:
@@ -175,7 +180,7 @@ class Call:
             self._state.refusals.add(error)
         elif not task.cancelled():
             self._state.refusals.last = None
-        if task.cancelled() or error is not None:
+        if task.cancelled() or error is not None or not (self.clients or self._grace):
             self._forget()
 
     # --- the way through ---------------------------------------------------------------------------------------
@@ -187,7 +192,7 @@ class Call:
         if plan.prompt_ids is not None:
             self.prompt_tokens = len(plan.prompt_ids)
         generations, reader, version = await self._context.gate.through(lambda: self._sample(plan, sampled))
-        self._sampled = True
+        self._settling = True
         readings = await self._record(plan, sampled, generations, version)
         for choice, reading in enumerate(readings):
             self._deltas.extend(deltas(reading.answer, choice) if reader is None else reader.finish(reading))
@@ -199,7 +204,8 @@ class Call:
         version = self._context.gate.policy_version
         began = self._context.clock()
         reader: LiveReader | None = None
-        if self.incoming.live and plan.mode == "tokens" and self.incoming.request.n == 1:
+        request = self.incoming.request
+        if self.incoming.live and plan.mode == "tokens" and request.n == 1 and not request.top_logprobs:
             reader = self._served.path.live(plan)
             generations = [await self._stream(plan, sampled, reader, version)]
         else:
@@ -341,20 +347,21 @@ class Call:
         path = served.path
         readings: list[Reading] = []
         completions: list[Completion] = []
-        for choice, generation in enumerate(generations):
-            if plan.mode == "messages" and choice == 0:
-                parent = None if plan.parent is None else await self._context.store.completion(state.record.id, plan.parent)
-                plan.broken = path.settle(plan, generation, parent)
-                self.prompt_tokens = generation.prompt_tokens or self.prompt_tokens
-            ref = self.ref if choice == 0 else pointers.mint(state.record.secret, self.number + choice)
-            try:
+        try:
+            for choice, generation in enumerate(generations):
+                if plan.mode == "messages" and choice == 0:
+                    parent = None if plan.parent is None else await self._context.store.completion(state.record.id, plan.parent)
+                    plan.broken = path.settle(plan, generation, parent)
+                    self.prompt_tokens = generation.prompt_tokens or self.prompt_tokens
+                ref = self.ref if choice == 0 else pointers.mint(state.record.secret, self.number + choice)
                 reading = path.read(plan, generation, ref)
-            except Exception as error:
-                # sampled tokens are never lost (law 3), not even to a fault of a parser
+                readings.append(reading)
+                completions.append(self._completion(plan, sampled, generation, reading, choice, version))
+        except Exception as error:
+            # sampled tokens are never lost (law 3), not even to a fault of a parser
+            for choice, generation in enumerate(generations):
                 await self._record_aborted(plan, sampled, generation, error, version, choice)
-                raise
-            readings.append(reading)
-            completions.append(self._completion(plan, sampled, generation, reading, choice, version))
+            raise
         await self._commit(completions)
         self.recorded = [completion.number for completion in completions]
         return readings
@@ -363,6 +370,7 @@ class Call:
         began = time.perf_counter()
         await self._context.store.append(completions)
         self._context.metrics.commit_seconds.observe(time.perf_counter() - began)
+        self.counted = True
         for completion in completions:
             self._state.recorded(completion)
             self._context.metrics.recorded(completion)

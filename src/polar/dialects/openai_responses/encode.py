@@ -184,10 +184,10 @@ class ResponsesEncoder(Encoder):
                 yield from self._open.add(text)
             case TextDelta(text=text):
                 message = yield from self._message()
-                logprobs, self._logprobs = logprob_objects(self._logprobs), []
-                yield from message.add_text(text, logprobs)
+                yield from message.add_text(text, self._take_logprobs())
             case RefusalDelta(text=text):
                 message = yield from self._message()
+                self._logprobs = []  # a refusal's part has no place for them
                 yield from message.add_refusal(text)
             case LogprobsDelta(logprobs=more):
                 self._logprobs += more
@@ -206,8 +206,14 @@ class ResponsesEncoder(Encoder):
 
     def _close(self, *, cut: bool = False) -> Iterator[Event]:
         if self._open is not None:
+            if self._logprobs and isinstance(self._open, _Message):  # in a live stream all of them may come after the last of their text
+                yield from self._open.add_text("", self._take_logprobs())
             yield from self._open.close(cut=cut)
             self._open = None
+
+    def _take_logprobs(self) -> list[JsonObject]:
+        taken, self._logprobs = logprob_objects(self._logprobs), []
+        return taken
 
     def _id(self, prefix: str) -> str:
         """The completion's reference for its first item of a kind, with a two-digit index for further ones."""
@@ -229,7 +235,7 @@ class ResponsesEncoder(Encoder):
         if self._open is None and not self._output:
             # Empty, yet a turn: a client that keeps its items can only send this one back if there is an item.
             message = yield from self._message()
-            yield from message.add_text("", [])
+            yield from message.add_text("", self._take_logprobs())
         yield from self._close(cut=reason is not None)
         status = "completed" if reason is None else "incomplete"
         self.final = response_object(self.reply, status, self._output, usage=delta.usage, reason=reason)
