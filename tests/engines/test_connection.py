@@ -25,7 +25,7 @@ from polar.engines.base import TokensRequest
 from polar.engines.connection import MAX_HEAD, Answer, Connections, NotHttp
 from polar.engines.http import HttpEngine
 from polar.engines.vllm import VllmEngine
-from polar.errors import EngineBusy, EngineTimeout, EngineUnavailable
+from polar.errors import EngineBusy, EngineOverloaded, EngineTimeout, EngineUnavailable
 from polar.sockets import IDLE_S
 
 EVENTS = [{"n": number, "text": "é漢🙂"} for number in range(5)]
@@ -373,7 +373,7 @@ async def test_an_error_event_is_raised_after_the_events_before_it() -> None:
     body = b'data: {"n": 0}\n\ndata: {"error": {"message": "full", "code": 503}}\n\ndata: [DONE]\n\n'
     found: list[Any] = []
     async with wire(says(OK + sized(body))) as (_, engine):
-        with pytest.raises(http.EngineOverloaded, match="full"):
+        with pytest.raises(EngineOverloaded, match="full"):
             await engine.events("/x", {}, found.extend)
     assert found == [{"n": 0}]
 
