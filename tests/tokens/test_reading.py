@@ -113,6 +113,16 @@ def test_logprobs_only_for_who_asked_and_never_nan(session: Session) -> None:
     assert session.path.read(session.ask(user("u")), generation, "0" * 26).answer.logprobs is None
 
 
+def test_alternatives_are_the_likeliest_in_their_order_and_no_more_than_asked_for(session: Session) -> None:
+    """vLLM lists the sampled token first, beside the ones that were asked for."""
+    generation = made(session.path.tokenizer.encode("a"))
+    generation.top = [[("a", -5.0), ("x", -0.5), ("y", -1.0)]]
+    for most, names in ((2, ["x", "y"]), (3, ["x", "y", "a"]), (0, [])):
+        answer = session.path.read(session.ask(user("u"), top_logprobs=most), generation, "0" * 26).answer
+        assert answer.logprobs is not None
+        assert [name for name, _ in answer.logprobs[0].top] == names
+
+
 @pytest.mark.parametrize(
     ("raw", "text"),
     [

@@ -229,8 +229,8 @@ class TokenPath:
         message = message_from(parsed, ref)
         whole = replace(message, content=plan.begun + message.text) if plan.begun else message
         prompt = plan.prompt_ids if plan.mode == "tokens" else generation.prompt_ids
-        wanted = plan.request.top_logprobs is not None
-        logprobs = client_logprobs(generation, self.tokenizer, frozenset(self.stop_token_ids)) if wanted else None
+        most = plan.request.top_logprobs
+        logprobs = None if most is None else client_logprobs(generation, self.tokenizer, frozenset(self.stop_token_ids), most)
         answer = answer_from(generation, message, prompt=prompt, parsed=parsed, logprobs=logprobs)
         digest = fingerprint.message_digest(whole)
         strict = plan.keys.strict[-1] if plan.keys.strict else plan.keys.root

@@ -213,8 +213,9 @@ def answer_from(
     return Answer(message, finish_of(generation, message), usage, stop, generation.refusal, logprobs)
 
 
-def client_logprobs(generation: Generation, tokenizer: Any, stops: frozenset[int]) -> tuple[TokenLogprob, ...] | None:
-    """Log-probabilities as a client that asked for them gets them: per sampled token but the stop token, floored, never NaN."""
+def client_logprobs(generation: Generation, tokenizer: Any, stops: frozenset[int], most: int) -> tuple[TokenLogprob, ...] | None:
+    """Log-probabilities as a client that asked for them gets them: per sampled token but the stop token, floored, never NaN. Alternatives
+    are the `most` likely in their order, whatever else an engine lists (vLLM puts the sampled token before them)."""
     if generation.token_ids is None or generation.logprobs is None or tokenizer is None:
         return None
     entries: list[TokenLogprob] = []
@@ -222,7 +223,8 @@ def client_logprobs(generation: Generation, tokenizer: Any, stops: frozenset[int
         if one in stops:
             break
         top = generation.top[place] if generation.top is not None and place < len(generation.top) else []
-        shown = tuple((tokenizer.decode([name]) if isinstance(name, int) else name, _finite(score)) for name, score in top)
+        likely = sorted(((_finite(score), name) for name, score in top), key=lambda scored: scored[0], reverse=True)[:most]
+        shown = tuple((tokenizer.decode([name]) if isinstance(name, int) else name, score) for score, name in likely)
         entries.append(TokenLogprob(tokenizer.decode([one]), _finite(value), shown))
     return tuple(entries)
 
