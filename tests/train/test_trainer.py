@@ -13,6 +13,7 @@ from trainer_parts import ListMetrics, ListSource, config, recorded_group, tiny_
 
 from polar.errors import NotTrainable, SyncFailed
 from polar.train import checkpoints
+from polar.train.checkpoints import RunState
 from polar.train.config import TrainConfig
 from polar.train.groups import Group
 from polar.train.policy import Policy
@@ -186,6 +187,17 @@ async def test_the_gate_looks_at_what_the_present_policy_sampled_even_where_it_i
     one, parts = trainer(tmp_path, settings=settings, source=source)
     await one.run()
     assert parts.metrics.of("gate/tokens") == [24, 24]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ahead", [(), (recorded_group(11, version="11"),)])
+async def test_what_ran_ahead_with_lost_weights_waits_for_its_turn_before_the_gate(ahead: Sequence[Group], tmp_path: Path) -> None:
+    """Killed at step 11 or later, gone on from step 10: groups that are not due may be of version 11, which the trainer makes again."""
+    due = [recorded_group(10, version="9")]
+    source = ListSource([*GROUPS[:10], *due], ready=[*ahead, recorded_group(12, version="10")])
+    settings = config(steps=11, gate={"rows": 4, "mean": 99, "largest": 99}, max_staleness=1)
+    parts = Parts(tiny_learner(settings), source, ListMetrics())
+    await Trainer(settings, parts, tmp_path, RunState(10, 10, {"next_group": 10})).run()
+    assert parts.metrics.of("gate/tokens") == [24]  # type: ignore[attr-defined]
 
 
 async def test_rows_of_a_version_that_the_trainer_never_had_shut_the_gate(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from polar.train.policy import Policy
 from polar.train.progress import Progress, Silent
 from polar.train.rows import Row, row_of
 from polar.train.source import Source
+from polar.train.weights import version_number
 from polar.trajectory.row import Trace
 
 T = TypeVar("T")
@@ -339,12 +340,13 @@ class Trainer:
 
 def sample_for_gate(batches: Sequence[Batch], version: str, count: int) -> list[tuple[Trace, Mapping[str, Any]]]:
     """Rows to compare, with what is recorded of their engines: those that the present version sampled first, since others were sampled by
-    weights that are gone; among them evenly over what came."""
+    weights that are gone; among them evenly over what came. The first batch is due; of others, rows of later versions are left out: a run
+    that goes on from a checkpoint finds what had run ahead with the weights of steps that it makes again."""
     pairs = [
         (trace, facts)
-        for batch in batches
+        for place, batch in enumerate(batches)
         for trace, facts in zip(batch.traces, batch.provenance, strict=True)
-        if trace.mask.any() and not trace.mask[0] and not trace.has_images
+        if trace.mask.any() and not trace.mask[0] and not trace.has_images and not (place and _later_than(version, trace))
     ]
     fresh = [pair for pair in pairs if _sampled_by(pair[0], version)]
     rest = [pair for pair in pairs if not _sampled_by(pair[0], version)]
@@ -353,6 +355,12 @@ def sample_for_gate(batches: Sequence[Batch], version: str, count: int) -> list[
 
 def _sampled_by(trace: Trace, version: str) -> bool:
     return version in trace.policy_versions
+
+
+def _later_than(version: str, trace: Trace) -> bool:
+    present = version_number(version)
+    numbers = [version_number(one) for one in trace.policy_versions]
+    return present is not None and any(number is not None and number > present for number in numbers)
 
 
 def _evenly(items: Sequence[T], count: int) -> list[T]:
