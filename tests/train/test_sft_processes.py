@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from polar.train.metrics import read_metrics
 FLAGS = ["--epochs", "3", "--batch-tokens", "80", "--token-budget", "60", "--lr", "1e-2"]
 
 
-def train(folder: Path, output: str, processes: int, more: list[str]) -> None:
-    """As `torchrun` starts them."""
+def train(folder: Path, output: str, processes: int, more: list[str], *, expected: Sequence[int] = (0, 0)) -> list[str]:
+    """As `torchrun` starts them. What each of them says."""
     command = [sys.executable, "-m", "polar.cli", "sft", "model", "data", *FLAGS, *more, "-o", output]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -31,11 +32,12 @@ def train(folder: Path, output: str, processes: int, more: list[str]) -> None:
             with (folder / f"{output}-{rank}.log").open("wb") as log:
                 started.append(subprocess.Popen(command, cwd=folder, env=own, stdout=log, stderr=subprocess.STDOUT))
         for rank, process in enumerate(started):
-            assert process.wait(timeout=120) == 0, (folder / f"{output}-{rank}.log").read_text()
+            assert process.wait(timeout=240) == expected[rank], (folder / f"{output}-{rank}.log").read_text()
     finally:
         for process in started:
             process.kill()
             process.wait()
+    return [(folder / f"{output}-{rank}.log").read_text() for rank in range(processes)]
 
 
 @pytest.mark.real
@@ -52,3 +54,16 @@ def test_two_processes_do_what_one_does(tmp_path: Path, more: list[str]) -> None
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         assert float((value - theirs[name]).abs().mean()) < 1e-4  # on the mean: Adam makes a step of any gradient, however close to 0
+
+
+@pytest.mark.real
+def test_where_the_leader_has_nothing_to_do_or_refuses_the_others_end_in_silence(tmp_path: Path) -> None:
+    """A launcher calls a run failed if any of its processes is."""
+    config(tmp_path)
+    train(tmp_path, "one", 1, [])
+    said = train(tmp_path, "one", 2, [])
+    assert "nothing to do" in said[0]
+    assert said[1] == ""
+    said = train(tmp_path, "one", 2, ["--seed", "5"], expected=(2, 0))
+    assert "holds a run with another seed" in said[0]
+    assert said[1] == ""

@@ -102,13 +102,17 @@ def run(config: SftConfig, *, say: Say = print, stop: Callable[[], bool] = lambd
     with join() as group, ExitStack() as stack:
         work: Work | None = None
         if group.leads:
-            stack.enter_context(locked(Path(config.output)))
-            work = prepared(config, say)
+            try:
+                stack.enter_context(locked(Path(config.output)))
+                work = prepared(config, say)
+            finally:  # the others wait for it: they end where there is nothing to do, or an error to tell
+                start: Loading | None = group.broadcast(None if work is None or work.finished else work.loading)
             if work.finished:
                 say(f"{config.output} holds this run, finished: nothing to do")
                 return SftReport(True, work.steps, None, {}, 0.0, work.output / MODEL)
-        start: Loading | None = group.broadcast(None if work is None else work.loading)
-        if start is None:  # the leader had nothing to do, or an error to tell
+        else:
+            start = group.broadcast(None)
+        if start is None:
             return SftReport(False, 0, None, {}, 0.0, None)
         torch.manual_seed(config.seed)
         learner = group.learner(group.load(**start.model), start.optimisation, CrossEntropy())
