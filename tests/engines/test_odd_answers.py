@@ -131,6 +131,46 @@ async def test_a_prompt_that_was_cut_on_its_way_is_served_and_not_trained(kind: 
     assert generation.untrainable == "3 prompt ids were sent, and the engine counts 2"
 
 
+PAIRS = {"prompt_tokens": 2, "completion_tokens": 2, "output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]]}
+
+
+@pytest.mark.parametrize("output_ids", [None, [5, 6], [5], [], [1, 2, 5, 6]], ids=str)
+async def test_sglangs_sampled_ids_are_those_of_the_sampler(output_ids: list[int] | None) -> None:
+    """Some releases put the prompt's end before the ids (sgl-project/sglang#17240), others leave the stop token out; the ids that come
+    with the log-probabilities are what was sampled."""
+    answer = {"output_ids": output_ids, "meta_info": {**PAIRS, "finish_reason": {"type": "stop", "matched": 6}}}
+    request = TokensRequest("m", np.array([1, 2], np.int32), Sampling(max_tokens=5))
+    with server(answer) as (url, _):
+        engine: Engine = registered()["sglang"](url)
+        (generation,) = await engine.generate(request)
+        await engine.aclose()
+    with server(b"data: " + orjson.dumps(answer) + b"\n\ndata: [DONE]\n\n") as (url, _):
+        engine = registered()["sglang"](url)
+        streamed = [chunk async for chunk in engine.stream(request)]
+        await engine.aclose()
+    with server(of_choice(response_token_ids=output_ids, logprobs=None, meta_info=PAIRS)) as (url, _):
+        chatted = await chat("sglang", url)
+    for one in (generation, chatted):
+        assert one.token_ids is not None
+        assert one.logprobs is not None
+        assert (one.token_ids.tolist(), one.logprobs.tolist(), one.untrainable) == ([5, 6], [-0.5, -0.25], None)
+    assert [(chunk.token_ids, chunk.logprobs) for chunk in streamed] == [([5, 6], [-0.5, -0.25])]
+
+
+@pytest.mark.parametrize("output_ids", [[5, 9], [9, 6], [5, 6, 7]], ids=str)
+async def test_sglangs_ids_that_contradict_the_samplers_are_served_and_not_trained(output_ids: list[int]) -> None:
+    with server({"output_ids": output_ids, "meta_info": PAIRS}) as (url, _):
+        engine: Engine = registered()["sglang"](url)
+        (generation,) = await engine.generate(TokensRequest("m", np.array([1, 2], np.int32), Sampling(max_tokens=5)))
+        await engine.aclose()
+    with server(of_choice(response_token_ids=output_ids, meta_info=PAIRS)) as (url, _):
+        chatted = await chat("sglang", url)
+    for one in (generation, chatted):
+        assert one.token_ids is not None
+        assert one.token_ids.tolist() == output_ids
+        assert one.untrainable == "the engine returned no log-probabilities"
+
+
 @pytest.mark.parametrize(("model", "adapter"), [("Qwen/Qwen3-4B", None), ("Qwen/Qwen3-4B:policy", "policy")])
 async def test_sglang_samples_with_the_adapter_that_its_model_names(model: str, adapter: str | None) -> None:
     """Its chat route reads MODEL:ADAPTER, its own route wants a field: without it an adapter is loaded, and nothing sampled with it

@@ -14,7 +14,7 @@ import orjson
 
 from polar.chat import JsonObject, Message, Sampling, Tool, ToolChoice
 from polar.engines.arrays import ids_array, logprobs_array, settle
-from polar.engines.base import Chunk, EngineFinish, EngineInfo, Generation, Ids, MessagesRequest, TokensRequest, register
+from polar.engines.base import Chunk, EngineFinish, EngineInfo, Floats, Generation, Ids, MessagesRequest, TokensRequest, register
 from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
 from polar.engines.http import reading
 from polar.engines.refusals import error_for
@@ -78,11 +78,10 @@ class SglangEngine(SglangWeights):
     def _generation(self, answer: Any, request: TokensRequest) -> Generation:
         meta = _meta(answer)
         finish, stop = _finish(meta.get("finish_reason"))
-        ids = ids_array(answer.get("output_ids"))
-        logprob_ids, logprobs = _pairs(meta)
-        generation = Generation(
+        ids, logprobs = _sampled(answer.get("output_ids"), meta)
+        return Generation(
             prompt_ids=request.prompt_ids if request.return_prompt_ids and meta.get("prompt_tokens") == len(request.prompt_ids) else None,
-            token_ids=logprob_ids if ids is None else ids,
+            token_ids=ids,
             logprobs=logprobs,
             finish=finish,
             stop=stop,
@@ -92,9 +91,6 @@ class SglangEngine(SglangWeights):
             policy_version=_version_of(meta),
             top=_tops(meta) if request.top_logprobs else None,
         )
-        if ids is not None and logprob_ids is not None and ids.tolist() != logprob_ids.tolist():
-            generation.logprobs = None
-        return generation
 
     async def stream_into(self, request: TokensRequest, take: Callable[[Sequence[Chunk]], object]) -> None:
         reader = _StreamReader(self.url, take)
@@ -115,16 +111,13 @@ class SglangEngine(SglangWeights):
 
     def _chat_generation(self, choice: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
         meta = choice.get("meta_info") or {}
-        ids = ids_array(choice.get("response_token_ids"))
-        logprob_ids, logprobs = _pairs(meta)
-        if ids is None:
-            ids = logprob_ids
+        ids, logprobs = _sampled(choice.get("response_token_ids"), meta)
         chat_values, tops = chat_logprobs(choice, with_top)
         wire = choice.get("message") or {}
         return Generation(
             prompt_ids=ids_array(choice.get("prompt_token_ids")),
             token_ids=ids,
-            logprobs=chat_values if logprobs is None else logprobs,
+            logprobs=logprobs if "output_token_logprobs" in meta else chat_values,
             finish=finish_reason(choice.get("finish_reason")),
             message=answer_message(wire),
             stop=choice.get("matched_stop"),
@@ -167,15 +160,11 @@ class _StreamReader:
         meta = _meta(event)
         with reading(self._url):
             total = int(meta.get("completion_tokens") or 0)
-            ids = ids_array(event.get("output_ids"))
-            logprob_ids, logprobs = _pairs(meta)
-        if ids is None:
-            ids = logprob_ids
+            ids, logprobs = _pairs(meta)
         if ids is None or logprobs is None:
             raise EngineUnavailable(f"{self._url} streamed tokens without ids or log-probabilities")
-        fresh = ids[self._seen :] if len(ids) == total else ids
-        fresh_logprobs = logprobs[self._seen :] if len(logprobs) == total else logprobs
-        if self._seen + len(fresh) != total or len(fresh_logprobs) != len(fresh):
+        fresh, fresh_logprobs = (ids[self._seen :], logprobs[self._seen :]) if len(ids) == total else (ids, logprobs)
+        if self._seen + len(fresh) != total:
             raise EngineUnavailable(f"{self._url} streamed {self._seen + len(fresh)} ids and counts {total} tokens")
         self._seen = total
         finish = meta.get("finish_reason")
@@ -230,6 +219,21 @@ def _finish(reason: Any) -> tuple[EngineFinish, str | int | None]:
         return finish_reason(reason), None
     matched = reason.get("matched")
     return finish_reason(reason.get("type")), matched if isinstance(matched, str | int) else None
+
+
+def _sampled(output_ids: Any, meta: JsonObject) -> tuple[Ids | None, Floats | None]:
+    """(ids, log-probabilities) of an answer. The pairs come from the sampler, `output_ids` through the detokenizer, and some releases leave
+    the stop token out of them or put the prompt's end before them (sgl-project/sglang#17240): pairs that are as many as the server counts
+    are then what was sampled. Where the two contradict each other otherwise, there are no log-probabilities."""
+    ids = ids_array(output_ids)
+    pair_ids, logprobs = _pairs(meta)
+    if ids is None or pair_ids is None:
+        return pair_ids if ids is None else ids, logprobs
+    known, sampled = ids.tolist(), pair_ids.tolist()
+    if known == sampled:
+        return ids, logprobs
+    same = known == sampled[: len(known)] or sampled == known[len(known) - len(sampled) :]
+    return (pair_ids, logprobs) if same and len(sampled) == meta.get("completion_tokens") else (ids, None)
 
 
 def _pairs(meta: JsonObject) -> tuple[Ids | None, Any]:
