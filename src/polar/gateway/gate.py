@@ -50,7 +50,10 @@ class Gate:
                 self._idle.set()
 
     async def through(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The outcome of `work`, which runs inside; anew, from its beginning and after the pause, each time that it is interrupted."""
+        """The outcome of `work`, which runs inside; anew, from its beginning and after the pause, each time that it is interrupted.
+
+        A caller that is cancelled when `work` has just come to its end gets the outcome: what was sampled is there, and has to be kept.
+        """
         while True:
             async with self.call():
                 task = asyncio.create_task(work())
@@ -59,7 +62,11 @@ class Gate:
                     return await task
                 except asyncio.CancelledError:
                     own = asyncio.current_task()
-                    if task not in self._interrupted or (own is not None and own.cancelling()):
+                    cancelled = own is not None and own.cancelling()
+                    if own is not None and cancelled and task.done() and not task.cancelled():
+                        own.uncancel()
+                        return task.result()
+                    if task not in self._interrupted or cancelled:
                         raise
                 finally:
                     self._inside.discard(task)

@@ -123,7 +123,7 @@ class SessionState:
 
     def _check_budget(self, now: float) -> None:
         budgets = self.budgets
-        running = sum(not call.finished for calls in self.calls.values() for call in calls)
+        running = sum(not (call.finished or call.counted) for calls in self.calls.values() for call in calls)
         if budgets.max_turns is not None and self.turns + running >= budgets.max_turns:
             raise BudgetExceeded(f"this session may make {budgets.max_turns} model calls and has made them (max_turns)", code="max_turns")
         if budgets.max_tokens is not None and self.tokens >= budgets.max_tokens:
@@ -298,11 +298,13 @@ class Sessions:
 
     def _evict(self) -> None:
         """Drops the longest idle states over the cap; one with a call in flight stays."""
+        if len(self._states) <= IDLE_STATES:
+            return
         for hashed, state in list(self._states.items()):
-            if len(self._states) <= IDLE_STATES:
-                return
             if not state.busy:
                 del self._states[hashed]
+                if len(self._states) <= IDLE_STATES:
+                    return
 
 
 def _budgets(settings: JsonObject, default: Budgets) -> Budgets:
