@@ -86,6 +86,7 @@ class VerdictConfig(BaseModel):
     sleep_s: float = 0.0
     fresh: int = 0
     rows: list[float | None] = []
+    metrics: dict[str, float] = {"passed": 2.0}
 
 
 @register
@@ -105,7 +106,7 @@ class TestVerdict(Evaluator[VerdictConfig]):
         await asyncio.sleep(self.config.sleep_s)
         if self.config.fail is not None:
             raise EvaluatorError(self.config.fail)
-        return Verdict(self.config.reward, tuple(self.config.rows), {"passed": 2.0}, {"said": "well done"})
+        return Verdict(self.config.reward, tuple(self.config.rows), self.config.metrics, {"said": "well done"})
 
 
 def dispatch(instruction: str = "call", session: str = "ses_1", **fields: Any) -> SessionDispatchRequest:

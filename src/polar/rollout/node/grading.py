@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -132,7 +133,10 @@ class Grading:
             raise EvaluatorError(f"the evaluator did not end within its budget of {budget_s:g} s, nor {GRACE_S:g} s later") from error
         finally:
             fresh.more_time = lambda seconds: None
-        self.report, self.metrics, self.row_rewards = verdict.report, verdict.metrics, verdict.row_rewards
+        self.report, self.row_rewards = verdict.report, verdict.row_rewards
+        self.metrics = {name: value for name, value in verdict.metrics.items() if math.isfinite(value)}
+        for name in verdict.metrics.keys() - self.metrics.keys():  # JSON has no such number, and the service would take no result with it
+            self.warnings.append(f"the evaluator's metric {name} is {verdict.metrics[name]} and is left out")
         await self.settle(verdict.reward)
 
     async def settle(self, reward: float | None) -> None:
