@@ -29,7 +29,7 @@ PLANS: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "exits": ("call\nexit 1", {}, "policy", "harness_exit"),
     "exits without credit": ("call\nexit 1", {"on_policy_failure": "exclude"}, "policy", "harness_exit"),
     "exits with a price": ("call\nexit 1", {"on_policy_failure": -1.0}, "policy", "harness_exit"),
-    "takes too long": ("call\nsleep 60", {"remaining_timeout_seconds": 2.0}, "policy", "agent_timeout"),
+    "takes too long": ("call\nsleep 60", {"remaining_timeout_seconds": 8.0}, "policy", "agent_timeout"),
     "takes too many turns": ("call 9", {"budget": {"max_turns": 2}}, "policy", "max_turns"),
     "never calls": ("print hello", {}, "infrastructure", "harness_no_call"),
     "loses the engine": ("call\nbreak", {}, "infrastructure", "engine"),

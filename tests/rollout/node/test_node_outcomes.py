@@ -75,7 +75,7 @@ async def test_what_the_policy_broke_is_treated_as_the_task_says(world: Build, d
 async def test_when_its_time_is_over_the_rows_are_built_and_judged(world: Build) -> None:
     build = world()
     async with build.node() as node:
-        result = await result_of(node, dispatch("call 2\nsleep 60", remaining_timeout_seconds=2.0))
+        result = await result_of(node, dispatch("call 2\nsleep 60", remaining_timeout_seconds=5.0))
     assert (result.status, result.outcome, result.error_code, result.reward) == ("TIMEOUT", "policy", "agent_timeout", 1.0)
     assert result.turns == 2
     assert result.trajectory["status"] == "TIMEOUT"
@@ -127,7 +127,7 @@ async def test_an_engine_that_stalls_is_infrastructure(world: Build, monkeypatch
             return await answers()
 
         build.engine.info = info  # type: ignore[method-assign]
-        result = await result_of(node, dispatch("call 2", remaining_timeout_seconds=2.0))
+        result = await result_of(node, dispatch("call 2", remaining_timeout_seconds=5.0))
     assert (result.status, result.outcome, result.error_code, result.turns) == ("ERROR", "infrastructure", "engine", 1)
 
 
@@ -136,7 +136,7 @@ async def test_an_engine_that_is_slow_is_the_policys_time(world: Build) -> None:
         return "Hi." if call.number == 0 else Reply("late", delay_s=60)
 
     async with world(script).node() as node:
-        result = await result_of(node, dispatch("call 2", remaining_timeout_seconds=2.0))
+        result = await result_of(node, dispatch("call 2", remaining_timeout_seconds=5.0))
     assert (result.status, result.outcome, result.error_code, result.turns) == ("TIMEOUT", "policy", "agent_timeout", 1)
 
 
