@@ -45,6 +45,7 @@ class RenderProcess:
     """One process. `assemble` is `TokenPath.assemble` there; `None` once the process is gone: the caller renders itself."""
 
     def __init__(self, spec: PathSpec) -> None:
+        self.spec = spec
         context = multiprocessing.get_context("spawn")
         self._pool: ProcessPoolExecutor | None = ProcessPoolExecutor(1, context, initializer=_start, initargs=(spec, os.getpid()))
         self._pool.submit(_ready)  # starts it now: a first call need not wait for it
@@ -64,9 +65,15 @@ class RenderProcess:
         message, prompt_tokens, limit = made
         raise ContextOverflow(message, prompt_tokens=prompt_tokens, limit=limit)
 
-    def close(self) -> None:
+    @property
+    def alive(self) -> bool:
+        """Whether it takes renders, as far as is known: a process that died is noticed at the next one."""
+        return self._pool is not None
+
+    def close(self, *, at_once: bool = True) -> None:
+        """Ends the process, after the renders that it was given unless `at_once`."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=at_once)
             self._pool = None
 
 

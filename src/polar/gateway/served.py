@@ -87,6 +87,8 @@ class Served:
             raise ConfigError(f"engines.{self.name}.model: {engine.url} serves {', '.join(self.info.models)}, not {self.model!r} (--model)")
         self.tokenizer = self._load_tokenizer()
         self._choose_mode(engine)
+        for compared in (self._agreed_tools, self._refused_tools):  # with the engine as it was
+            compared.clear()
         if checked:
             await self._check()
         if render_process:
@@ -184,19 +186,27 @@ class Served:
         key = fingerprint.tools_part(request.tools)
         if key in self._agreed_tools:
             return False
-        async with self._checking.setdefault(key, asyncio.Lock()):
-            if key not in self._agreed_tools and key not in self._refused_tools:
-                try:
-                    difference = await check_tools(self.pool.pick("check"), self.path, request.tools)
-                except EngineError as error:
-                    log.warning("a tool set could not be compared with the engine", extra={"why": str(error)})
-                    return False
-                if difference is None:
-                    self._agreed_tools.add(key)
-                else:
-                    self._refused_tools[key] = difference
-                    log.warning("renderer and engine differ on a tool set; it runs in mode messages", extra={"where": difference})
+        if key not in self._refused_tools:
+            try:
+                async with self._checking.setdefault(key, asyncio.Lock()):
+                    await self._compare_tools(key, request)
+            finally:
+                self._checking.pop(key, None)
         return key in self._refused_tools
+
+    async def _compare_tools(self, key: bytes, request: ChatRequest) -> None:
+        if key in self._agreed_tools or key in self._refused_tools:
+            return
+        try:
+            difference = await check_tools(self.pool.pick("check"), self.path, request.tools)
+        except EngineError as error:
+            log.warning("a tool set could not be compared with the engine", extra={"why": str(error)})
+            return
+        if difference is None:
+            self._agreed_tools.add(key)
+        else:
+            self._refused_tools[key] = difference
+            log.warning("renderer and engine differ on a tool set; it runs in mode messages", extra={"where": difference})
 
     def provenance_at(self, url: str) -> JsonObject:
         """What is recorded of a completion of the engine at `url`: one object for all of them, only to be read, so that the store sees at
@@ -251,10 +261,14 @@ class Served:
         return {"name": self.name, "model": self.model, "kind": self.config.kind, "urls": urls, "trained": self.config.trained}
 
     def _start_renders(self) -> None:
-        """A process for long renders, where the tokenizer can be loaded there as here."""
+        """A process for long renders, where the tokenizer can be loaded there as here; a new one if it died, or the path has changed."""
         source = self.config.tokenizer or self.info.root
-        if self.renders is None and self.mode == "tokens" and source is not None:
-            self.renders = RenderProcess(PathSpec(source, tuple(self._path_settings("tokens").items())))
+        spec = PathSpec(source, tuple(self._path_settings("tokens").items())) if self.mode == "tokens" and source is not None else None
+        if self.renders is not None and (self.renders.spec != spec or not self.renders.alive):
+            self.renders.close(at_once=False)
+            self.renders = None
+        if self.renders is None and spec is not None:
+            self.renders = RenderProcess(spec)
 
     async def aclose(self) -> None:
         if self.renders is not None:
