@@ -246,6 +246,31 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, folder: str, dtype: str, lora
     assert ("model.safetensors" in files) == (lora is None)
 
 
+def test_a_run_goes_on_where_there_is_no_gpu(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(load_policy(folder), HOW)
+    learner.step(batch(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")  # what a GPU's tensors are saved with
+        place = save(tmp_path / "checkpoints", learner, RunState(1, 1))
+    again = Learner(load_policy(str(place / "model")), HOW)
+    restore(place, again)
+    assert torch.equal(again.optimizer.state_dict()["state"][0]["exp_avg"], learner.optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_run_goes_on_with_another_number_of_gpus(count: int, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(load_policy(folder), HOW)
+    place = save(tmp_path / "checkpoints", learner, RunState())
+    state = torch.load(place / "state.pt", weights_only=False)
+    torch.save({**state, "cuda": [torch.get_rng_state(), torch.get_rng_state()]}, place / "state.pt")
+    generators = [torch.Generator() for _ in range(count)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda saved, device: generators[device].set_state(saved))
+    restore(place, learner)
+    assert [torch.equal(one.get_state(), torch.get_rng_state()) for one in generators] == [number < 2 for number in range(count)]
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_merged_model_computes_the_same_and_leaves_the_policy_alone(tmp_path: Path, tied: bool) -> None:
     tiny_qwen3(VOCABULARY, tie_word_embeddings=tied).save_pretrained(tmp_path / "base")

@@ -103,18 +103,21 @@ def load_run(place: Path) -> RunState:
 def restore(place: Path, learner: Learner) -> RunState:
     """Puts a checkpoint's state into a learner whose policy was loaded from `place / "model"`. Random generators too.
 
-    Raises `ConfigError` where the checkpoint is of another model or optimiser.
+    The machine may have other devices, or fewer, than the one that saved it. Raises `ConfigError` where the checkpoint is of another model or
+    optimiser.
     """
     run = load_run(place)
-    state = torch.load(place / "state.pt", weights_only=False)  # our own file: it holds generators' states, not only tensors
+    # Our own file: it holds generators' states, not only tensors. What it holds is copied to where it belongs, one tensor after another.
+    state = torch.load(place / "state.pt", map_location="cpu", weights_only=False)
     try:
         learner.load_optimizer_state(state["optimizer"])
     except ValueError as error:
         raise ConfigError(f"{place}: its optimiser does not fit this model ({error})") from error
     learner.steps = state["steps"]
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if torch.cuda.is_available():
+        for device, generator in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(generator, device)
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
     return run

@@ -202,15 +202,10 @@ class Learner:
     def _logprobs_of(self, policy: Policy, rows: Sequence[Row], way: Way | None) -> list[Tensor]:
         """Without dropout, if there is any."""
         found: list[Tensor | None] = [None] * len(rows)
-        was_training = policy.model.training
-        policy.model.eval()
-        try:
-            with torch.no_grad():
-                for part in policy.pack(rows, self.how.token_budget, way):
-                    for number, values in zip(part, policy.logprobs([rows[number] for number in part], way), strict=True):
-                        found[number] = values.detach()
-        finally:
-            policy.model.train(was_training)
+        with policy.quietly():
+            for part in policy.pack(rows, self.how.token_budget, way):
+                for number, values in zip(part, policy.logprobs([rows[number] for number in part], way), strict=True):
+                    found[number] = values.detach()
         return [values for values in found if values is not None]
 
 

@@ -155,6 +155,10 @@ class WithoutAdapter(Policy):
         self.__dict__.update(policy.__dict__)
         self.policy = policy
 
+    def pack(self, rows: Sequence[Row], budget: int, way: Way | None = None) -> list[list[int]]:
+        """As the policy's, which may be in pieces."""
+        return self.policy.pack(rows, budget, way)
+
     def logprobs(self, rows: Sequence[Row], way: Way | None = None) -> list[Tensor]:
         with self.model.disable_adapter():
             return self.policy.logprobs(rows, way)

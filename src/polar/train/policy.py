@@ -166,7 +166,7 @@ class Policy:
 
     def _check_head(self) -> None:
         row = _probe_row(self.head_weight.shape[0], 0, 3)
-        with self._quietly():
+        with self.quietly():
             found = self._logprobs([row], "plain")[0]
             logits = self.model(input_ids=row.ids[None].to(self.device), use_cache=False).logits[0, row.places - 1].float()
         expected = torch.log_softmax(logits / self.temperature, -1).gather(1, row.targets[:, None].to(self.device))[:, 0]
@@ -182,7 +182,7 @@ class Policy:
         size = self.head_weight.shape[0]
         first, other, second = (_probe_row(size, *kind) for kind in ((0, 3), (min(1, size - 2), 5), (size - 1, 11)))
         try:
-            with self._quietly():
+            with self.quietly():
                 plain = self._logprobs([second], "plain")[0]
                 after_first, after_other = (self._logprobs([before, second], way, grain=1)[1] for before in (first, other))
         except (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
@@ -194,7 +194,7 @@ class Policy:
         return None
 
     @contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def quietly(self) -> Iterator[None]:
         """Without gradients and dropout."""
         was_training = self.model.training
         self.model.eval()

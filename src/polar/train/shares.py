@@ -167,9 +167,9 @@ class SharedLearner(Learner):
         return self.loss.terms(new, nothing, nothing, nothing, old=None, reference=None if reference is None else nothing)
 
     def _logprobs_of(self, policy: Policy, rows: Sequence[Row], way: Way | None) -> list[Tensor]:
-        """Each row once, by some process; all of them get all."""
+        """Each row once, by some process; all of them get all. Without dropout, if there is any."""
         mine: dict[int, Tensor] = {}
-        with torch.no_grad():
+        with policy.quietly():
             for part in self._mine(policy, rows, range(len(rows)), way):
                 chosen = [rows[number] for number in part] or [_idle(rows)]
                 mine.update(zip(part, (values.cpu() for values in policy.logprobs(chosen, way)), strict=False))

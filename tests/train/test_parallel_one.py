@@ -1,0 +1,62 @@
+"""What a process of several does by itself, in a group of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny_qwen3 import tiny_qwen3
+
+from polar.train.learner import Optimisation
+from polar.train.loading import LoraSettings, WithoutAdapter
+from polar.train.parallel import Several
+from polar.train.rows import Row
+
+VOCABULARY = 61
+LORA = LoraSettings(r=4, alpha=8.0, dropout=0.5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_qwen3(VOCABULARY).save_pretrained(place)
+    return str(place)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Several]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    one = Several(torch.device("cpu"))
+    yield one
+    one.close()
+
+
+def rows() -> list[Row]:
+    places = torch.arange(5, 20)
+    return [Row(torch.arange(20) + start, places, torch.zeros(15), torch.ones(15), 1.0) for start in (0, 20)]
+
+
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_log_probabilities_are_without_an_adapters_dropout(group: Several, folder: str, sharding: str) -> None:
+    """They stand for the policy: for the gate, a validation loss, and as the proximal policy of several minibatches."""
+    policy = group.load(folder, sharding=sharding, lora=LORA)  # type: ignore[arg-type]
+    for name, one in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.constant_(one, 0.3)
+    learner = group.learner(policy, Optimisation(token_budget=64))
+    for first, second in zip(learner.logprobs(rows()), learner.logprobs(rows()), strict=True):
+        assert torch.equal(first, second)
+    assert policy.model.training
+
+
+def test_the_reference_of_a_policy_in_pieces_makes_passes_of_one_row_where_that_does(group: Several, folder: str) -> None:
+    policy = group.load(folder, sharding="full", lora=LORA)
+    policy.why_not["packed"] = policy.why_not["shared"] = "its rows leak"
+    reference = group.reference(policy, folder)
+    assert isinstance(reference, WithoutAdapter)
+    assert reference.pack(rows(), 100) == [[0], [1]]
+    learner = group.learner(policy, Optimisation(token_budget=100))
+    assert len(learner._logprobs_of(reference, rows(), None)) == 2
