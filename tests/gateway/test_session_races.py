@@ -111,3 +111,21 @@ async def test_a_sessions_seconds_count_from_its_first_call_after_a_reload_too(g
         await asyncio.sleep(1.0)
         await Chat().user("Hi").send(other)
         assert (await Chat().user("Hi").send(client)).json()["error"]["code"] == "max_seconds"
+
+
+async def test_an_ended_session_is_no_load_of_its_engine_though_it_called_while_it_ended(gateway: Open, tmp_path: Path) -> None:
+    """A call that falls back to another engine while its session ends would be counted there for ever."""
+    store = SlowToLoad(tmp_path)
+    store.free.set()
+    async with gateway(lambda call: "Hi.", store=store) as gw:
+        session, client = await gw.session()
+        pool = gw.gateway.default.pool
+        read = store.inner.session
+
+        async def reading(session_id: str) -> Any:
+            assert (await Chat().user("Hi").send(client)).status == 200
+            return await read(session_id)
+
+        store.session = reading  # type: ignore[attr-defined]
+        assert await gw.gateway.close_session(session)
+        assert [one["sessions"] for one in pool.health()] == [0]

@@ -161,3 +161,18 @@ async def test_a_worker_that_is_down_is_told_in_the_callers_shape(tmp_path: Path
         status, body = await one.control("GET", "/metrics")
         assert (status, body["error"]["type"]) == (502, "unavailable")
         assert (await one.control("GET", "/health"))[0] == 503
+
+
+async def test_a_session_of_another_worker_ends_whatever_it_is_called(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    async with workers(tmp_path, qwen3_tokenizer_dir) as both:
+        for number, name in enumerate(("a?b", "50%", "a%20b", "#1", "naïve")):
+            while True:
+                record, key = await both.gateways[0].new_session(session_id=f"{name}.{number}")
+                shards = both.gateways[0].shards
+                assert shards is not None
+                if shards.owner(hash_key(key)) == 1:
+                    break
+                number += 10
+            assert await both.gateways[0].close_session(record)
+            player = Chat().user("Hi")
+            assert (await both.post(key, player.path(False), player.body(False))).status == 410

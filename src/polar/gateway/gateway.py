@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 
@@ -137,11 +138,12 @@ class Gateway:
     async def close_session(self, record: Session) -> bool:
         """Ends a session in the worker that it lives in."""
         if self.shards is not None and (owner := self.shards.owner(record.key_hash)) != self.shards.index:
-            status, body = await self.shards.control(owner, "DELETE", f"/sessions/{record.id}")
+            status, body = await self.shards.control(owner, "DELETE", f"/sessions/{quote(record.id, safe='')}")
             return status == 200 and bool(body["closed"])
-        for served in self.models.all:
+        closed = await self.sessions.close(record.id)
+        for served in self.models.all:  # last: a call of it may have picked an engine meanwhile
             served.pool.release(record.id)
-        return await self.sessions.close(record.id)
+        return closed
 
     async def health(self) -> JsonObject:
         """Green only if the store takes writes and some engine of each model answers."""
