@@ -12,6 +12,7 @@ Knows no attempt and no HTTP. What lies here may have been written by an agent: 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -107,7 +108,8 @@ class Artifacts:
         known: list[tuple[float, int, Path]] = []
         for folder in self._attempts():
             if folder not in keep:
-                known.append((folder.stat().st_mtime, sum(size for _, size in _regular(folder)), folder))
+                with contextlib.suppress(FileNotFoundError):  # another node, or an attempt that is about to begin, has removed it
+                    known.append((folder.stat().st_mtime, sum(size for _, size in _regular(folder)), folder))
         known.sort()
         total, removed = sum(size for _, size, _ in known), 0
         oldest = time.time() - days * 86_400
@@ -128,17 +130,21 @@ class Artifacts:
             return
         for session in os.scandir(self.root):
             if session.is_dir(follow_symlinks=False):
-                for attempt in os.scandir(session.path):
-                    if attempt.name.isdigit() and attempt.is_dir(follow_symlinks=False):
-                        yield Path(attempt.path)
+                with contextlib.suppress(FileNotFoundError):  # as above
+                    for attempt in os.scandir(session.path):
+                        if attempt.name.isdigit() and attempt.is_dir(follow_symlinks=False):
+                            yield Path(attempt.path)
 
 
 def _regular(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Every regular file below, links left out, with its size."""
+    """Every regular file below, links left out, with its size. Whoever writes there goes on meanwhile."""
     for base, _, names in os.walk(folder, followlinks=False):
         for name in names:
             path = Path(base) / name
-            found = path.lstat()
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue
             if stat.S_ISREG(found.st_mode):
                 yield path, found.st_size
 

@@ -348,13 +348,18 @@ class Node:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            await self.sandboxes.tidy()
-            await self._reap()
-            keep = {attempt.folder for attempt in self.books.attempts.values()}
-            days, gigabytes = self.config.artifacts_days, self.config.artifacts_gb
-            removed = await asyncio.to_thread(self.artifacts.expire, days=days, gigabytes=gigabytes, keep=keep)
-            if removed:
-                log.info("old artefacts were removed", extra={"attempts": removed})
+            for chore in (self.sandboxes.tidy, self._reap, self._expire):
+                try:
+                    await chore()
+                except Exception:  # a disk would fill up unseen: whatever it was, the next round tries again
+                    log.exception("housekeeping failed inside the node")
+
+    async def _expire(self) -> None:
+        keep = {attempt.folder for attempt in self.books.attempts.values()}
+        days, gigabytes = self.config.artifacts_days, self.config.artifacts_gb
+        removed = await asyncio.to_thread(self.artifacts.expire, days=days, gigabytes=gigabytes, keep=keep)
+        if removed:
+            log.info("old artefacts were removed", extra={"attempts": removed})
 
 
 def _failed(accepted: Accepted, node_id: str, code: str, why: str) -> SessionResult:
