@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_qwen3 import tiny_qwen3
+from transformers import AutoModelForCausalLM, Starcoder2Config
 
 from polar.errors import ConfigError
 from polar.train.checkpoints import RunState, latest, restore, save
@@ -60,6 +61,27 @@ def test_the_model_is_in_the_format_asked_for(folder: str, dtype: str) -> None:
     assert {one.dtype for one in policy.model.parameters()} == {getattr(torch, dtype)}
     assert policy.model.training
     assert all(one.requires_grad for one in policy.model.parameters())
+
+
+@pytest.mark.parametrize("lora", [None, LORA, LoraSettings(r=4, dropout=0.5)])
+def test_a_models_own_dropout_is_off_and_an_adapters_as_set(tmp_path: Path, lora: LoraSettings | None) -> None:
+    """StarCoder2 is published with dropouts of 0.1; a step would be of another distribution than what the engine sampled."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    dropouts = {"attention_dropout": 0.1, "residual_dropout": 0.1, "embedding_dropout": 0.1}
+    AutoModelForCausalLM.from_config(Starcoder2Config(vocab_size=VOCABULARY, sliding_window=None, **shape, **dropouts)).save_pretrained(
+        tmp_path
+    )
+    policy = load_policy(str(tmp_path), lora=lora)
+    for name, one in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.constant_(one, 0.3)
+    learner = Learner(policy, Optimisation(token_budget=100))
+    policy.model.train()
+    again = all(torch.equal(a, b) for a, b in zip(policy.logprobs(batch(0)), policy.logprobs(batch(0)), strict=True))
+    assert again == (lora is None or not lora.dropout)
+    assert learner.step(batch(0)).tokens > 0
+    assert policy.backbone.config.residual_dropout == 0.1
 
 
 def test_a_frozen_policy_has_nothing_to_train(folder: str) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from tiny_qwen3 import tiny_qwen3
 
 from polar.train.learner import Optimisation
-from polar.train.loading import LoraSettings, WithoutAdapter
+from polar.train.loading import LoraSettings, WithoutAdapter, save_merged
 from polar.train.parallel import Several
 from polar.train.rows import Row
 
@@ -50,6 +52,18 @@ def test_log_probabilities_are_without_an_adapters_dropout(group: Several, folde
     for first, second in zip(learner.logprobs(rows()), learner.logprobs(rows()), strict=True):
         assert torch.equal(first, second)
     assert policy.model.training
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_a_model_in_pieces_is_saved_as_of_the_format_that_it_computes_in(
+    group: Several, folder: str, lora: LoraSettings | None, tmp_path: Path
+) -> None:
+    """Engines that find float32 there choose a format of their own, float16 among them."""
+    policy = group.load(folder, sharding="full", dtype="bfloat16", lora=lora)
+    group.learner(policy, Optimisation())
+    save_merged(policy.model, tmp_path / "merged")
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {value.dtype for value in load_file(tmp_path / "merged" / "model.safetensors").values()} == {torch.bfloat16}
 
 
 def test_the_reference_of_a_policy_in_pieces_makes_passes_of_one_row_where_that_does(group: Several, folder: str) -> None:

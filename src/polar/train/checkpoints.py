@@ -103,8 +103,8 @@ def load_run(place: Path) -> RunState:
 def restore(place: Path, learner: Learner) -> RunState:
     """Puts a checkpoint's state into a learner whose policy was loaded from `place / "model"`. Random generators too.
 
-    The machine may have other devices, or fewer, than the one that saved it. Raises `ConfigError` where the checkpoint is of another model or
-    optimiser.
+    The machine may have other devices, or fewer, than the one that saved it. Raises `ConfigError` where the checkpoint is of another
+    model or optimiser.
     """
     run = load_run(place)
     # Our own file: it holds generators' states, not only tensors. What it holds is copied to where it belongs, one tensor after another.

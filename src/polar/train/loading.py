@@ -7,12 +7,16 @@ Knows no optimiser, no rollout and no other process. Formats:
   (`polar.train.optimizer`), LoRA adapters are float32 themselves.
 * `float64`: for proofs.
 
+A model's own dropout is off: engines sample without, so that the step would be of another distribution than the rows. An adapter's is as
+its settings say.
+
 A LoRA policy (Hu et al. 2021, arXiv:2106.09685) is its own reference: `reference_of` is the same model with its adapter turned off, not a
 second copy.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,7 +134,20 @@ def _finished(model: Any, gradient_checkpointing: bool, trainable: bool) -> Any:
     if not trainable:
         model.requires_grad_(False)
     model.train(trainable)
+    _without_dropout(model)
     return model
+
+
+def _without_dropout(model: Any) -> None:
+    """Its own, whether layers or numbers that modules hand to functions; what its config says stays."""
+    for name, module in model.named_modules():
+        if ".lora_dropout" in name:
+            continue
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for attribute, value in vars(module).items():
+            if "drop" in attribute and isinstance(value, float):
+                setattr(module, attribute, 0.0)
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
@@ -202,7 +219,7 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
         added = (up.to(wide) @ down.to(wide)) * layer.scaling[adapter]
         if getattr(layer, "fan_in_fan_out", False):
             added = added.T
-        weights[f"{name}.base_layer.weight"] = (base.to(wide) + added).to(base.dtype)
+        weights[f"{name}.base_layer.weight"] = (base.to(wide) + added).to(base.dtype).cpu()  # a GPU has no room for the model twice
     return {
         name.removeprefix("base_model.model.").replace(".base_layer.", "."): value
         for name, value in weights.items()
@@ -212,13 +229,25 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
 
 def save_model(model: Any, folder: Path) -> None:
     """What `load_policy` takes: the whole model, or its adapter alone."""
-    model.save_pretrained(folder, state_dict=whole_weights(model))
+    _save(model, folder, whole_weights(model))
 
 
 def save_merged(model: Any, folder: Path) -> None:
     """A model without an adapter that computes what this one does, for an engine or a user."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    inner.save_pretrained(folder, state_dict=merged_weights(model))
+    _save(inner, folder, merged_weights(model))
+
+
+def _save(model: Any, folder: Path, weights: dict[str, Tensor]) -> None:
+    """transformers writes the format that the model holds its weights in, which in pieces is float32: engines that load the folder go by
+    what config.json says."""
+    model.save_pretrained(folder, state_dict=weights)
+    config = folder / "config.json"
+    dtype = next((one.dtype for one in weights.values() if one.is_floating_point()), None)
+    if dtype is not None and config.is_file():
+        facts = json.loads(config.read_text())
+        if (said := str(dtype).removeprefix("torch.")) != facts.get("dtype"):
+            config.write_text(json.dumps({**facts, "dtype": said}, indent=2, sort_keys=True) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
