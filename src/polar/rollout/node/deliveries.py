@@ -147,21 +147,30 @@ class Deliveries:
         return None if self._service is None else f"{self._service}/callbacks/session_result"
 
     async def _send(self, due: _Due) -> None:
-        attempt_id = due.owed.attempt_id
         try:
-            status, said = await self._post(due.owed)
+            await self._try(due)
+        except Exception:  # the node's own disk fails: not at once again
+            self._later(due)
+            raise
         finally:
             due.busy = False
+
+    def _later(self, due: _Due) -> None:
+        due.tries += 1
+        wait_s = min(self._retry.longest_seconds, self._retry.first_seconds * 2 ** min(due.tries - 1, 30))
+        due.at = time.monotonic() + wait_s * random.uniform(0.5, 1.0)
+
+    async def _try(self, due: _Due) -> None:
+        attempt_id = due.owed.attempt_id
+        status, said = await self._post(due.owed)
         if status in _DONE or status in _UNWANTED:
             await self.forget(attempt_id, taken=status in _DONE)
             return
-        due.tries += 1
         due.refusals = due.refusals + 1 if status in _WRONG and due.owed.callback_url is None else 0
         if due.refusals >= REFUSALS:
             await self._refused(due, said)
             return
-        wait_s = min(self._retry.longest_seconds, self._retry.first_seconds * 2 ** min(due.tries - 1, 30))
-        due.at = time.monotonic() + wait_s * random.uniform(0.5, 1.0)
+        self._later(due)
         if due.owed.callback_url is not None and time.time() - due.owed.since > self._retry.give_up_seconds:
             due.given_up = True
             log.error("a result is kept undelivered", extra={"attempt": attempt_id, "why": said, "tries": due.tries})

@@ -122,12 +122,16 @@ class Spool:
         self._path(attempt_id).unlink(missing_ok=True)
 
     def refuse(self, attempt_id: str, instead: SessionResult) -> Path:
-        """Sets a result aside, and keeps another in its place; where it lies now."""
+        """Sets a result aside, and keeps another in its place; where it lies now. Where that one cannot be kept, it stays."""
         path, aside = self._path(attempt_id), self._refused / f"{attempt_id}.zst"
         owed = Owed(**orjson.loads(self._read(path)[0]))
         self._refused.mkdir(mode=0o700, exist_ok=True)
         path.rename(aside)
-        self.put(instead, owed.callback_url, owed.since)
+        try:
+            self.put(instead, owed.callback_url, owed.since)
+        except StoreError:
+            aside.rename(path)
+            raise
         return aside
 
     def _path(self, attempt_id: str) -> Path:
