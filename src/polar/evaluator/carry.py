@@ -12,6 +12,7 @@ import. Whom that troubles lets tests run where the folder is not on the path (`
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from collections.abc import Sequence
@@ -89,7 +90,12 @@ async def _patch(evidence: Evidence, runtime: Runtime, target: str, protect: Seq
         return Carried(evidence.patch_refused, how="patch")
     if evidence.patch is None:
         raise EvaluatorError("no patch of the agent's work was taken (is git in its sandbox?), and the evaluator is to apply one")
-    kept, gone = patches.filtered(evidence.patch, lambda path: guarded(path, protect) and PurePosixPath(path).name not in PARTLY)
+    patch = evidence.patch
+
+    def kept_of_it() -> tuple[bytes, tuple[str, ...]]:
+        return patches.filtered(patch, lambda path: guarded(path, protect) and PurePosixPath(path).name not in PARTLY)
+
+    kept, gone = await asyncio.to_thread(kept_of_it)  # it may have millions of lines, and others share the event loop
     applied = await patches.apply(runtime, kept, target, budget=budget)
     return Carried(None if applied.ok else f"the patch does not apply: {applied.how}", gone, how=f"patch: {applied.how}")
 
@@ -106,7 +112,7 @@ async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carr
         try:
             await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
         except UnsafePath:
-            shutil.rmtree(local, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, local, True)
             links, bits = await _unlink(agent, budget), await _unset(agent, budget)
             try:
                 await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
@@ -120,10 +126,10 @@ async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carr
         )
         if not emptied.ok:
             raise EvaluatorError(f"the evaluator's own work folder could not be emptied: {emptied.tail()}")
-        look_alikes = _look_alikes(local, frozenset(emptied.text.splitlines()))
+        look_alikes = await asyncio.to_thread(_look_alikes, local, frozenset(emptied.text.splitlines()))
         await runtime.upload(local, runtime.workdir)
     finally:
-        shutil.rmtree(local, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, local, True)  # a million files take longer than a node may be silent
     lost = await _relink(runtime, links, budget)
     return Carried(links=lost, bits=bits, look_alikes=look_alikes, how="workdir")
 

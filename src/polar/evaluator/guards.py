@@ -11,6 +11,7 @@ outputs check what can be checked (`polar.evaluator.parsers`); the detector repo
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import fnmatch
 import shlex
@@ -135,7 +136,7 @@ class Trusted:
                 undone.append(path)
             elif trusted is None or not guarded(path, STAND_INS):
                 compared += trusted is None
-                if not _same(path, trusted, await self._now(runtime, path)):
+                if not await asyncio.to_thread(_same, path, trusted, await self._now(runtime, path)):
                     undone.append(path)
         await replace(runtime, self.folder, {path: self.files.get(path) for path in undone}, budget=budget)
         await _run(runtime, self.folder, _FORGET, (), budget)
@@ -186,8 +187,12 @@ async def _find(
     if not patterns:
         return [], True
     out, whole = await _told(runtime, folder, f"{_search(patterns, without)} -print0", (), budget)
-    found = [path.decode(errors="surrogateescape").removeprefix("./") for path in out.split(b"\0") if path]
-    return sorted(path for path in found if guarded(path, patterns) and not guarded(path, without)), whole
+
+    def listed() -> list[str]:
+        found = (path.decode(errors="surrogateescape").removeprefix("./") for path in out.split(b"\0") if path)
+        return sorted(path for path in found if guarded(path, patterns) and not guarded(path, without))
+
+    return await asyncio.to_thread(listed), whole  # there may be a million, and others share the event loop
 
 
 def _search(patterns: Sequence[str], without: Sequence[str] = ()) -> str:

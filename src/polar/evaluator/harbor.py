@@ -12,6 +12,7 @@ find them by `$VERIFIER_TESTS`, `$VERIFIER_LOGS` and `$(dirname "$0")`.
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import shutil
 from collections.abc import Mapping
@@ -156,7 +157,7 @@ class Harbor(Evaluator[HarborConfig]):
                 source, target = agent.workdir, runtime.workdir
             try:
                 await agent.download(source, local, max_bytes=MAX_BYTES)
-                _without(local, artifact.exclude)
+                await asyncio.to_thread(_without, local, artifact.exclude)
                 await runtime.upload(local, target)
                 brought.append(artifact.source)
             except FileNotFoundError:
@@ -164,7 +165,7 @@ class Harbor(Evaluator[HarborConfig]):
             except UnsafePath as error:
                 brought.append(f"{artifact.source} (refused: {error})")
             finally:
-                _remove(local)
+                await asyncio.to_thread(_remove, local)
         return brought
 
 

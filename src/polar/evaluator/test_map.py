@@ -9,6 +9,7 @@ a build that fails and tests that do not end are rewards of 0; a test patch that
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from polar.evaluator import patches
 from polar.evaluator.base import Evaluator, Evidence, Verdict, register
 from polar.evaluator.budget import Budget
 from polar.evaluator.command import facts, task_path
-from polar.evaluator.commands import GIT_ENV, run_tests
+from polar.evaluator.commands import GIT_ENV, keep, run_tests
 from polar.evaluator.guards import PARTLY, PYTEST, Trusted, guarded, replace
 from polar.evaluator.parsers import Parser, Statuses, junit, parse
 from polar.evaluator.place import sandbox
@@ -123,11 +124,14 @@ async def bring_patch(
         steers = guarded(path, protect) and path.rsplit("/", 1)[-1] not in PARTLY
         return steers and not guarded(path, config.allow)
 
-    kept, gone = patches.filtered(patch, drop, keep_clear=[*own, *trusted.files])
-    evidence.folder.mkdir(parents=True, exist_ok=True)
-    (evidence.folder / "graded.patch").write_bytes(kept)
+    def kept_of_it() -> tuple[bytes, tuple[str, ...], int]:
+        kept, gone = patches.filtered(patch, drop, keep_clear=[*own, *trusted.files])
+        keep(evidence.folder / "graded.patch", kept)
+        return kept, gone, len(patches.touched(kept))
+
+    kept, gone, files = await asyncio.to_thread(kept_of_it)  # it may have millions of lines, and others share the event loop
     applied = await patches.apply(runtime, kept, repo, budget=budget, limit_s=config.apply_timeout_seconds)
-    report: JsonObject = {"patch": applied.how, "patch_files": len(patches.touched(kept))}
+    report: JsonObject = {"patch": applied.how, "patch_files": files}
     if gone:
         report["patch_dropped"] = list(gone)
     return Prepared(repo, trusted, report, None if applied.ok else f"the patch does not apply: {applied.how}")
@@ -242,13 +246,16 @@ class MappedTests(Evaluator[MappedTestsConfig]):
         await replace(runtime, repo, files, budget=budget)
 
     async def _statuses(self, runtime: Runtime, repo: str, output: str) -> Statuses:
+        """In a thread: what code under test prints may take longer to read than a node may be silent."""
         config = self.config
         if config.junit_path is None:
-            return parse(output, config.parser, known={*config.fail_to_pass, *config.pass_to_pass, *config.expected})
+            known = {*config.fail_to_pass, *config.pass_to_pass, *config.expected}
+            return await asyncio.to_thread(parse, output, config.parser, known=known)
         try:
-            return junit((await runtime.read(f"{repo}/{config.junit_path}")).decode(errors="replace"))
+            written = await runtime.read(f"{repo}/{config.junit_path}")
         except (FileNotFoundError, UnsafePath):
             return Statuses({})
+        return await asyncio.to_thread(junit, written.decode(errors="replace"))
 
     def _verdict(self, statuses: Statuses, report: JsonObject) -> Verdict:
         config = self.config
