@@ -73,6 +73,24 @@ def test_arithmetic_follows_from_the_parameters(tmp_path: Path) -> None:
     assert found["memory for the state"].value == 16 * parameters
 
 
+@pytest.mark.parametrize(
+    ("more", "each"),
+    [
+        ({}, 16),
+        ({"dtype": "bfloat16"}, 18),
+        ({"dtype": "bfloat16", "sharding": "full"}, 16),
+        ({"dtype": "bfloat16", "lora": {}}, 2),
+    ],
+)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_memory_is_that_of_the_optimiser(more: dict[str, Any], each: int, beta: float, tmp_path: Path) -> None:
+    """docs/scaling.md, "Memory". A KL term keeps a frozen copy, which with an adapter is the base that is there."""
+    model = tiny_model(tmp_path / "model")
+    found = price(config(model={"name": str(model), **more}, loss={"beta": beta}))
+    copy = 0 if not beta or "lora" in more else 2 if "dtype" in more else 4
+    assert found["memory for the state"].value == (each + copy) * (found["parameters"].value or 0)
+
+
 def test_a_model_that_only_the_hub_has_leaves_its_figures_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polar.train.checks.check_place", lambda name: None)  # it has it
     found = price(config(model="some/model", engine="http://127.0.0.1:1"))

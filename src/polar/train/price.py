@@ -157,13 +157,14 @@ def _whole(config: TrainConfig, rolling: float | None, training: Figure, seconds
 
 
 def _memory(config: TrainConfig, parameters: Figure) -> Figure:
-    """Weights, gradients and AdamW's two moments; activations come on top. Under bfloat16, float32 masters as well."""
+    """Weights, gradients and AdamW's two moments, in float32 (`polar.train.optimizer`); under bfloat16 the weights that compute as well,
+    but for those in pieces, which are there a layer at a time. A KL term's reference, frozen. Activations come on top."""
     if parameters.value is None:
         return Figure("memory for the state", None, "bytes", "unknown", parameters.why)
     weight = 4 if config.model.dtype == "float32" else 2
     if config.model.lora is not None:
         return Figure("memory for the state", weight * parameters.value, "bytes", "exact", "of the frozen base; the adapter's is small")
-    each = weight + weight + 8 + (0 if weight == 4 else 4)
+    each = 16 + (weight if weight == 2 and config.model.sharding != "full" else 0) + (weight if config.loss.beta else 0)
     return Figure("memory for the state", each * parameters.value, "bytes", "exact", "over all devices; activations come on top")
 
 
