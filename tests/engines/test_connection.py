@@ -9,8 +9,8 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -265,14 +265,29 @@ async def test_a_stalled_engine_is_a_timeout_and_learns_of_it() -> None:
         assert playing.left == 1
 
 
-async def test_a_host_that_does_not_connect_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(*args: Any, **options: Any) -> Any:
-        await asyncio.sleep(60)
+@pytest.mark.parametrize("way", ["whole", "streamed", "asked what it serves"])
+async def test_a_host_that_takes_no_connection_is_unavailable(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without power, or behind a network that is cut: nothing refuses, nothing answers. Another engine can take the call."""
+    monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.2)
+    with deaf() as url:
+        engine = VllmEngine(url)
+        ask = {"whole": lambda: engine.post("/x", {}), "streamed": lambda: collect(engine), "asked what it serves": engine.info}[way]
+        with pytest.raises(EngineUnavailable, match=r"no engine answers at .*: no connection within 0\.2 s"):
+            await ask()
+        await engine.aclose()
 
-    monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
-    with pytest.raises(EngineTimeout):
-        await collect(VllmEngine("http://127.0.0.1:9"))
+
+@contextmanager
+def deaf() -> Iterator[str]:
+    """The URL of a port whose queue of connections is full: Linux lets further ones wait, as if there were no host."""
+    with ExitStack() as held:
+        listening = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listening.getsockname()
+        for _ in range(8):
+            one = held.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(address)
+        yield f"http://127.0.0.1:{address[1]}"
 
 
 @pytest.mark.parametrize("way", ["whole", "streamed"])

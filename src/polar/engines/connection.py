@@ -247,8 +247,7 @@ class Connections:
     async def post(self, url: str, body: bytes, take: Take) -> Answer:
         """The answer, whole or as far as `take` needed it. Redirects are answers like any other.
 
-        Raises `Unreachable` where there is no connection, `TimeoutError` where there is none in time, `Cut`, `NotHttp`, `zlib.error`, and
-        what `take` raises.
+        Raises `Unreachable` where there is no connection, or none in time, `Cut`, `NotHttp`, `zlib.error`, and what `take` raises.
         """
         request = self._head(url, len(body)) + body
         began = time.monotonic()
@@ -286,8 +285,8 @@ class Connections:
                     parts.port or (443 if secure else 80),
                     ssl=self._tls if secure else None,
                 )
-        except TimeoutError:
-            raise
+        except TimeoutError as error:
+            raise Unreachable(f"no connection within {self._connect_timeout_s:g} s") from error
         except (OSError, UnicodeError) as error:
             raise Unreachable(str(error)) from error
         self._all.add(connection)

@@ -72,7 +72,7 @@ class HttpEngine(Engine):
         """The answer of a POST, parsed by `parse` or `loads`; an empty one is `None`. numpy arrays in `body` are serialised as lists.
 
         Raises `EngineError` and `ContextOverflow` as `error_for` maps them (an error body under status 200, too), `EngineUnavailable`
-        where there is no connection or the body is cut, `EngineTimeout`.
+        where there is no connection (in time) or the body is cut, `EngineTimeout` for an answer that does not come in time.
         """
         raw = await self._call("POST", path, dumps(body), timeout_s)
         answer = (parse or loads)(raw) if raw else None
@@ -103,7 +103,8 @@ class HttpEngine(Engine):
             raise EngineUnavailable(f"{self.url} closed the connection before its answer") from error
 
     async def _once(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=timeout_s or self.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        total_s = timeout_s or self.timeout_s
+        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_connect_s(total_s))
         try:
             async with self._client().request(method, self.url + path, data=data, timeout=timeout, allow_redirects=False) as response:
                 raw = await response.read()
@@ -163,6 +164,8 @@ class HttpEngine(Engine):
     def _lost(self, error: BaseException, timeout_s: float | None) -> CallError:
         if isinstance(error, aiohttp.ClientConnectorError):
             return EngineUnavailable(f"no engine answers at {self.url}: {error.os_error}")
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return EngineUnavailable(f"no engine answers at {self.url}: no connection within {_connect_s(timeout_s or self.timeout_s):g} s")
         if isinstance(error, Unreachable):
             return EngineUnavailable(f"no engine answers at {self.url}: {error}")
         if isinstance(error, asyncio.TimeoutError):
@@ -174,6 +177,11 @@ class HttpEngine(Engine):
             self._connections.close()
         if self._session is not None:
             await self._session.close()
+
+
+def _connect_s(total_s: float) -> float:
+    """Less than the whole time, so that a host that takes no connection is told from an engine that does not answer."""
+    return min(CONNECT_TIMEOUT_S, 0.8 * total_s)
 
 
 class _EventReader:
