@@ -62,6 +62,16 @@ async def test_a_missing_program_is_the_commands_fault(sandboxes: Sandboxes) -> 
     assert (await runtime.exec("true", cwd="/no/such/folder")).exit_code == 126
 
 
+@pytest.mark.parametrize(("argv", "env"), [(["printf", "a\0b"], {}), (["true"], {"NAME": "a\0b"}), (["true"], {"A=B": "c"})])
+async def test_what_no_kernel_takes_is_the_commands_fault_and_says_so(sandboxes: Sandboxes, argv: list[str], env: dict[str, str]) -> None:
+    if sandboxes.name == "docker":
+        pytest.skip("what a daemon makes of it is its own affair")
+    runtime = await sandboxes.make()
+    result = await runtime.exec(argv, env=env)
+    assert result.exit_code == 126
+    assert b"cannot be handed over" in result.stderr
+
+
 async def test_standard_input(sandboxes: Sandboxes) -> None:
     runtime = await sandboxes.make()
     data = os.urandom(300_000)
@@ -155,6 +165,21 @@ async def test_what_a_command_leaves_running_goes_on_and_holds_nothing_up(sandbo
     await runtime.end_processes()
     assert await alive(runtime) == []
     assert (await runtime.exec("echo well")).stdout == b"well\n"
+
+
+async def test_what_a_command_leaves_running_may_print_on_and_holds_nothing_up(sandboxes: Sandboxes) -> None:
+    runtime = await sandboxes.make()
+    async with asyncio.timeout(30):
+        result = await runtime.exec("(while :; do echo again; sleep 0.02; done) & echo done; exit 3", keep_bytes=1 << 20)
+    assert result.exit_code == 3
+    assert b"done\n" in result.stdout
+
+
+async def test_all_that_was_printed_by_the_end_is_read_although_something_prints_on(sandboxes: Sandboxes) -> None:
+    runtime = await sandboxes.make()
+    async with asyncio.timeout(60):
+        result = await runtime.exec("(while :; do echo again >&2; sleep 0.02; done) & head -c 3000000 /dev/zero", keep_bytes=1 << 22)
+    assert len(result.stdout) == 3_000_000
 
 
 async def test_a_timeout_of_one_command_leaves_others_alone(sandboxes: Sandboxes) -> None:

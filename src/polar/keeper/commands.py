@@ -112,6 +112,9 @@ def _command(request: Mapping[str, object], fds: Sequence[int], rights: Rights) 
     except OSError as error:
         _say(f"{argv[0][:200]}: {error.strerror}")
         os._exit(126)
+    except ValueError as error:  # a NUL, or no text of any kind: the kernel takes neither
+        _say(f"{argv[0][:200]}: its arguments or its environment cannot be handed over: {error}")
+        os._exit(126)
 
 
 def _confine(rights: Rights) -> None:

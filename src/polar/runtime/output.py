@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import struct
+import termios
+import time
 
 from polar.runtime.base import OnOutput, Stream
 
 _QUIET_S = 0.2
 """How long an output may be quiet after its command's end before it is no more listened to."""
+_AFTER_S = 2.0
+"""How long what comes after its command's end is listened to at most: what that left running may never be quiet."""
 
 
 class Output:
@@ -40,6 +46,13 @@ class Output:
     @property
     def truncated(self) -> bool:
         return self.total > self._keep
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are written, and not yet read here."""
+        if self._closed or self.ended:
+            return 0
+        return int(struct.unpack("i", fcntl.ioctl(self._reading, termios.FIONREAD, bytes(4)))[0])
 
     async def wait(self) -> None:
         """Until the stream ends."""
@@ -91,12 +104,15 @@ class Output:
 
 
 async def drained(*outputs: Output) -> None:
-    """Waits until the outputs end, or are quiet: something that the command left running may hold them open. Raises what an `on_output`
-    raised."""
+    """Called at a command's end: reads all that was written by then. What the command left running may hold its outputs open: they are
+    listened to until they are quiet, and no longer than `_AFTER_S`. Raises what an `on_output` raised."""
+    written = [one.total + one.unread for one in outputs]
+    ends = time.monotonic() + _AFTER_S
     seen = -1
     while not all(one.ended for one in outputs):
         total = sum(one.total for one in outputs)
-        if total == seen:
+        whole = all(one.ended or one.total >= bytes_ for one, bytes_ in zip(outputs, written, strict=True))
+        if whole and (total == seen or time.monotonic() > ends):
             break
         seen = total
         with contextlib.suppress(TimeoutError):
