@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,3 +154,51 @@ def test_long_hostile_lines_take_no_time() -> None:
         for parser in ("auto", "tap"):
             parse(("PASSED " + piece * 100_000 + "\n") * 3, parser)  # type: ignore[arg-type]
     assert time.monotonic() - begun < 5
+
+
+def test_a_failed_subtest_fails_its_test_although_pytest_calls_that_passed() -> None:
+    output = """
+=========================== short test summary info ============================
+PASSED tests/test_s.py::T::test_s
+PASSED tests/test_s.py::test_ok
+PASSED tests/test_s.py::test_p[a b]
+SUBFAILED[m - m] (i=1) tests/test_s.py::T::test_s - assert 1 != 1
+SUBFAIL tests/test_s.py::test_p[a b] - assert 0
+========================= 2 failed, 3 passed in 0.53s ==========================
+"""
+    found = parse(output)
+    assert {name: found.of(name) for name in found.raw} == {
+        "tests/test_s.py::T::test_s": "FAILED",
+        "tests/test_s.py::test_ok": "PASSED",
+        "tests/test_s.py::test_p[a b]": "FAILED",
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a.py::T::test_s SUBFAILED[m m] (i=1)             [ 66%]", "a.py::T::test_s [m m] (i=1) SUBFAIL         [ 66%]"],
+)
+def test_a_failed_subtest_is_seen_in_verbose_lines(line: str) -> None:
+    assert parse(f"{line}\na.py::T::test_s PASSED [100%]\n").of("a.py::T::test_s") == "FAILED"
+
+
+@pytest.mark.parametrize(("word", "status"), [("ok", "PASSED"), ("FAIL", "FAILED"), ("ERROR", "ERROR"), ("skipped 'no'", "SKIPPED")])
+@pytest.mark.parametrize("head", ["test_x (m.T.test_x)", "test_x (m.T.test_x)\nWhat it is about."])
+def test_what_a_unittest_logs_between_its_name_and_its_status(head: str, word: str, status: str) -> None:
+    output = f"{head} ... WARNING: slow ... very\nTraceback:\n  more\n{word}\ntest_y (m.T.test_y) ... ok\n"
+    found = parse(output)
+    assert (found.of("test_x (m.T.test_x)"), found.of("test_y (m.T.test_y)")) == (status, "PASSED")
+
+
+def test_a_status_of_nothing_is_no_test() -> None:
+    assert parse("ok\nFAIL\nOK\nok\n").raw == {}
+
+
+def test_go_and_cargo_tests_that_print_before_their_status() -> None:
+    assert parse("hello--- PASS: TestB (0.00s)\nbye--- FAIL: TestC (1.20s)\n", "go").raw == {"TestB": "PASSED", "TestC": "FAILED"}
+    assert parse("test a::b ... hello\nthere\nok\ntest a::c ... x\nFAILED\n", "cargo").raw == {"a::b": "PASSED", "a::c": "FAILED"}
+
+
+def test_tap_needs_no_numbers_and_escapes_its_hashes() -> None:
+    output = "1..4\nok - a\nnot ok b\nok 3 - issue \\#12 works\nok 4 - d # SKIP no\nokay 5 - e\n"
+    assert parse(output, "tap").raw == {"a": "PASSED", "b": "FAILED", "issue #12 works": "PASSED", "d": "SKIPPED"}

@@ -27,10 +27,17 @@ _SUMMARY = re.compile(r"^=+ short test summary info =+$")
 _RULE = re.compile(r"^={3,}")
 _UNITTEST_NAME = re.compile(r"\S+ \([\w.<>\-]+\)")
 _UNITTEST_WORDS: Mapping[str, Status] = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected failure": "XFAIL"}
+_UNITTEST_MORE = ("skipped", "unexpected success")
 _UNITTEST_FAILED = re.compile(r"^(FAIL|ERROR): (\S+ \([\w.<>\-]+\))")
 _GO = re.compile(r"^\s*--- (PASS|FAIL|SKIP): (\S+)")
+_GO_BEHIND = re.compile(r"--- (PASS|FAIL|SKIP): (\S+) \(\d+\.\d+s\)$")
+"""Behind what the test printed without an end of line."""
 _CARGO = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED|ignored)\b")
-_TAP = re.compile(r"^\s*(not )?ok\s+\d+\b")
+_CARGO_BEGUN = re.compile(r"^test (.+?)(?: - should panic)? \.\.\. ")
+_TAP = re.compile(r"^\s*(not )?ok\b(?:\s+\d+\b)?")
+_TAP_DIRECTIVE = re.compile(r"(?<!\\)#")
+_SUBTEST = re.compile(r"^SUBFAIL(?:ED)?\b|\sSUBFAIL(?:ED)?\b")
+_NODE = re.compile(r"(?:^|\s)(?=\S+\.py::)")
 # Hostile output can be long: no pattern here backtracks over a line, and lines are cut.
 _LONGEST = 4_000
 
@@ -136,6 +143,10 @@ def _pytest(lines: list[str], known: frozenset[str], *, everywhere: bool) -> Ite
     inside = False
     for line in lines:
         inside = bool(_SUMMARY.match(line)) or (inside and not _RULE.match(line))
+        if (subtest := _SUBTEST.search(line)) is not None:
+            if (failed := _node(line[: subtest.start()] or line[subtest.end() :], known)) is not None:
+                yield failed, "FAILED"
+            continue
         if match := _FIRST.match(line) or _XDIST.match(line):
             name, status = match.group(2), _status(match.group(1))
             if name.startswith("[") and name.split("]", 1)[0][1:].isdigit():
@@ -149,6 +160,16 @@ def _pytest(lines: list[str], known: frozenset[str], *, everywhere: bool) -> Ite
             continue
         if inside or not summed or status in ("FAILED", "ERROR"):
             yield name, status
+
+
+def _node(text: str, known: frozenset[str]) -> str | None:
+    """The test of a line about one of its subtests: `SUBFAILED[message] (i=1) NAME - why`, or `NAME [message] (i=1) SUBFAIL`. pytest calls
+    a test passed although a subtest of it failed."""
+    match = _NODE.search(text)
+    if match is None:
+        return None
+    name = _named(text[match.end() :], known)
+    return name if name in known else re.split(r" [\[(]", name, maxsplit=1)[0]
 
 
 def _verbose(line: str) -> tuple[str, Status] | None:
@@ -186,21 +207,29 @@ def _named(rest: str, known: frozenset[str]) -> str:
 
 
 def _unittest(lines: list[str]) -> Iterable[tuple[str, Status]]:
+    """What a test prints stands between its name and its status, which is then behind it or on a line of its own."""
     head: str | None = None
+    begun: str | None = None
     for line in lines:
         before, dots, word = line.rpartition(" ... ")
         word = word.strip()
-        if match := _UNITTEST_FAILED.match(line):
+        if begun is not None and not dots and (word in _UNITTEST_WORDS or word.startswith(_UNITTEST_MORE)):
+            yield begun, _unittest_status(word)
+            head = begun = None
+        elif match := _UNITTEST_FAILED.match(line):
             yield match.group(2), "FAILED" if match.group(1) == "FAIL" else "ERROR"
-        elif dots and (word in _UNITTEST_WORDS or word.startswith(("skipped", "unexpected success"))):
+        elif dots:
             tokens = before.split()
             names = [" ".join(pair) for pair in (tokens[-2:], tokens[:2])]
             name = next((name for name in names if _UNITTEST_NAME.fullmatch(name)), head)
-            if name is not None:
-                yield name, _unittest_status(word)
-            head = None
+            if word in _UNITTEST_WORDS or word.startswith(_UNITTEST_MORE):
+                if name is not None:
+                    yield name, _unittest_status(word)
+                head = begun = None
+            elif name is not None:
+                begun = name
         elif _UNITTEST_NAME.fullmatch(line.strip()):
-            head = line.strip()
+            head, begun = line.strip(), None
 
 
 def _unittest_status(word: str) -> Status:
@@ -212,22 +241,29 @@ def _unittest_status(word: str) -> Status:
 def _go(lines: list[str]) -> Iterable[tuple[str, Status]]:
     words: Mapping[str, Status] = {"PASS": "PASSED", "FAIL": "FAILED", "SKIP": "SKIPPED"}
     for line in lines:
-        if match := _GO.match(line):
+        if match := _GO.match(line) or _GO_BEHIND.search(line):
             yield match.group(2), words[match.group(1)]
 
 
 def _cargo(lines: list[str]) -> Iterable[tuple[str, Status]]:
     words: Mapping[str, Status] = {"ok": "PASSED", "FAILED": "FAILED", "ignored": "SKIPPED"}
+    begun: str | None = None  # with --nocapture, what a test prints stands before its status
     for line in lines:
         if match := _CARGO.match(line):
             yield match.group(1), words[match.group(2)]
+            begun = None
+        elif match := _CARGO_BEGUN.match(line):
+            begun = match.group(1)
+        elif begun is not None and line.strip() in words:
+            yield begun, words[line.strip()]
+            begun = None
 
 
 def _tap(lines: list[str]) -> Iterable[tuple[str, Status]]:
     for line in lines:
         if match := _TAP.match(line):
-            name, _, directive = line[match.end() :].partition("#")
-            name = name.strip().removeprefix("- ").strip()
+            name, directive = [*_TAP_DIRECTIVE.split(line[match.end() :], maxsplit=1), ""][:2]
+            name = name.strip().removeprefix("- ").replace("\\#", "#").replace("\\\\", "\\").strip()
             skipped = directive.strip().lower().startswith(("skip", "todo"))
             if name:
                 yield name, "SKIPPED" if skipped else "FAILED" if match.group(1) else "PASSED"
