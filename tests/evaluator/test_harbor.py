@@ -82,7 +82,21 @@ async def test_named_scores(lab: Lab, tests: Path, content: str, config: dict[st
         assert (await make("harbor", config).evaluate(lab.evidence(agent))).reward == reward
 
 
-@pytest.mark.parametrize("content", ["", "nan", "inf", "no number", "[1]", '{"a": 1, "b": 0}', "{"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "nan",
+        "inf",
+        "no number",
+        "[1]",
+        '{"a": 1, "b": 0}',
+        "{",
+        '{"reward": null, "n": 9}',
+        '{"reward": "0", "n": 9}',
+        f'{{"n": {10**400}}}',
+    ],
+)
 async def test_a_reward_that_cannot_be_read_is_an_error_and_no_zero(lab: Lab, tests: Path, content: str) -> None:
     (tests / "test.sh").write_text(f"echo '{content}' > \"$VERIFIER_LOGS/reward.json\"\n")
     async with lab.sandbox() as agent:

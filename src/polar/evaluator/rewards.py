@@ -44,14 +44,16 @@ def from_json(text: str, weights: Mapping[str, float] | None = None) -> Scores:
         return Scores(_finite(value, "reward.json"))
     if not isinstance(value, dict):
         raise EvaluatorError("reward.json must hold a number, or an object of named scores")
-    named = {name: _finite(float(score), f"reward.json, {name}") for name, score in value.items() if isinstance(score, (bool, int, float))}
+    named = {name: _finite(score, f"reward.json, {name}") for name, score in value.items() if isinstance(score, (bool, int, float))}
     if weights:
         missing = [name for name in weights if name not in named]
         if missing:
             raise EvaluatorError(f"reward.json has no score called {', '.join(missing)}; it has: {', '.join(named) or 'none'}")
         total = sum(weights.values())
         return Scores(sum(named[name] * weight for name, weight in weights.items()) / total, named)
-    if "reward" in named:
+    if "reward" in value:
+        if "reward" not in named:  # another score must not stand in for it
+            raise EvaluatorError(f"reward.json has a reward that is no number: {json.dumps(value['reward'])[:80]}")
         return Scores(named["reward"], named)
     if len(named) == 1:
         return Scores(next(iter(named.values())), named)
