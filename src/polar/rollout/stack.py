@@ -166,10 +166,14 @@ class Child:
         wait_s = FIRST_RESTART_S
         while True:
             began = time.monotonic()
-            self.exit_code = await self._once()
+            try:
+                self.exit_code = await self._once()
+                why = f"ended ({_ended(self.exit_code)})"
+            except OSError as error:  # the machine has no process, no descriptor or no disk to give now
+                why = f"could not be started ({error.strerror or error})"
             if time.monotonic() - began > LONGEST_RESTART_S:
                 wait_s = FIRST_RESTART_S
-            self._progress(f"node {self.node_id} ended ({_ended(self.exit_code)}); it is started again, see {self.log}")
+            self._progress(f"node {self.node_id} {why}; it is started again, see {self.log}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_RESTART_S)
 
