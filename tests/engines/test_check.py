@@ -99,6 +99,34 @@ async def test_b95_missing_or_impossible_logprobs_are_not_trainable(logprobs: li
     assert words in report.problems[0]
 
 
+async def test_an_engine_that_ends_its_first_answers_at_once_is_checked_by_the_others() -> None:
+    """Its list of ids is empty, not missing: nothing is wrong with it."""
+    with serve_scripted(talk) as server:
+        engine = VllmEngine(server.url)
+        report = await check(NothingAtFirst(engine), None, "scripted")  # type: ignore[arg-type]
+        await engine.aclose()
+    assert (report.trainable, report.problems, report.facts["sampled"]) == (True, [], 0)
+
+
+class NothingAtFirst:
+    """An engine whose first answer has no ids, as of a server that leaves the end token out."""
+
+    name = "vllm"
+    returns_tokens = True
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
+        self._asked = 0
+
+    async def chat(self, request: MessagesRequest) -> list[Generation]:
+        (generation,) = await self._engine.chat(request)
+        self._asked += 1
+        if self._asked == 1:
+            generation.token_ids, generation.logprobs = generation.token_ids[:0], generation.logprobs[:0]
+            generation.completion_tokens = 0
+        return [generation]
+
+
 @pytest.mark.parametrize(("truncates", "kind"), [(False, "raw"), (True, "raw")])
 async def test_b97_raw_logprobs_are_recognised(truncates: bool, kind: str) -> None:
     class Raw(ScriptedEngine):

@@ -148,7 +148,7 @@ async def _check_sampled(asker: _Asker, report: Report) -> None:
     report.facts["sampled"] = len(generation.token_ids)
     if generation.logprobs is None or bool(np.isnan(generation.logprobs).any()):
         report.problems.append("log-probabilities of sampled tokens are missing")
-    elif float(generation.logprobs.max()) > 1e-3:
+    elif len(generation.logprobs) and float(generation.logprobs.max()) > 1e-3:
         report.problems.append(f"a log-probability is positive: {float(generation.logprobs.max()):g}")
     if generation.completion_tokens != len(generation.token_ids):
         report.problems.append(f"{len(generation.token_ids)} ids came, {generation.completion_tokens} tokens are counted")
