@@ -110,6 +110,37 @@ async def test_a_stored_response_can_be_fetched_as_its_stream(gateway: Open) -> 
         assert again.events() == turn.answer.events()
 
 
+async def test_a_fetched_stream_goes_on_after_what_its_client_has_seen(gateway: Open) -> None:
+    """openai-python's `responses.retrieve(id, stream=True, starting_after=n)`: a client that was cut off would have read it all twice."""
+    async with gateway([THINKING + "Hi."]) as gw:
+        _, client = await gw.session()
+        made = (await client.post("/v1/responses", {"model": "m", "input": "Go.", "stream": True})).events()
+        path = f"/v1/responses/{made[0]['response']['id']}?stream=true"
+        for after in (0, 4, len(made) - 2):
+            assert (await client.get(f"{path}&starting_after={after}")).events() == made[after + 1 :]
+        for unread in ("x", "-1", "9" * 5000):
+            assert (await client.get(f"{path}&starting_after={unread}")).events() == made
+
+
+async def test_listed_calls_have_the_ids_that_were_given_out(gateway: Open) -> None:
+    """They were listed without their prefix, so that a client found none of the calls that it had answered."""
+    async with gateway([call_text() + "\n" + call_text('{"x": 1}', "patch"), "Done."]) as gw:
+        _, client = await gw.session()
+        tools = [{"type": "function", "name": "bash"}, {"type": "custom", "name": "patch"}]
+        first = (await client.post("/v1/responses", {"model": "m", "input": "Go.", "tools": tools})).json()
+        ids = [item["call_id"] for item in first["output"]]
+        assert ids[1].startswith("call_raw_")
+        results = [
+            {"type": "function_call_output", "call_id": ids[0], "output": "a"},
+            {"type": "custom_tool_call_output", "call_id": ids[1], "output": "b"},
+        ]
+        body = {"model": "m", "previous_response_id": first["id"], "input": results, "tools": tools}
+        second = (await client.post("/v1/responses", body)).json()
+        for query in ("limit=" + "9" * 5000, "limit=100"):
+            listed = (await client.get(f"/v1/responses/{second['id']}/input_items?order=asc&{query}")).json()["data"]
+            assert [item.get("call_id") for item in listed] == [None, *ids, *ids]
+
+
 async def test_what_was_not_to_be_stored_cannot_be_fetched(gateway: Open) -> None:
     async with gateway(["Hi."]) as gw:
         _, client = await gw.session()

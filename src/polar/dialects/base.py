@@ -173,6 +173,10 @@ class Dialect(ABC):
         """Whether this error must arrive as an event of a 200 stream even if nothing was sent yet (Codex's overflow)."""
         return False
 
+    def resumed(self, stream: bytes, params: Mapping[str, str]) -> bytes:
+        """What of a stored response's whole stream a client still wants that says in the query `params` how much it has seen."""
+        return stream
+
     def items(self, request: ChatRequest, params: Mapping[str, str] | None = None) -> JsonObject:
         """The input items of a stored response, paged as the query `params` say."""
         raise NotImplementedError(f"{self.name} has no input items")

@@ -165,7 +165,7 @@ class ModelApi:
                 if route.params.get("stream") == "true":
                     encoder = request.dialect.encoder(stored)
                     await reply.start_stream(encoder)
-                    await reply.finish_stream(b"".join(replay(encoder, [answer])))
+                    await reply.finish_stream(request.dialect.resumed(b"".join(replay(encoder, [answer])), route.params))
                 else:
                     await reply.json(200, request.dialect.complete(stored, [answer]))
             case Operation.INPUT_ITEMS:

@@ -90,6 +90,11 @@ class OpenAIResponses(Dialect):
     def deleted(self, response_id: str) -> JsonObject:
         return {"id": response_id, "object": "response", "deleted": True}
 
+    def resumed(self, stream: bytes, params: Mapping[str, str]) -> bytes:
+        """Sequence numbers count all events from 0, so the events after `starting_after` are those behind that many."""
+        after = _whole(params, "starting_after")
+        return stream if after is None else b"\n\n".join(stream.split(b"\n\n")[after + 1 :])
+
     def items(self, request: ChatRequest, params: Mapping[str, str] | None = None) -> JsonObject:
         """The input of a stored response, as far as its canonical messages hold it: a page of the query `params` (`limit`,
         `after`, `order`, by default newest first and 20), or all in order where there are none. Unreadable values mean the
@@ -105,9 +110,16 @@ class OpenAIResponses(Dialect):
             if params.get("order") != "asc":
                 items.reverse()
             after = next((index for index, item in enumerate(items) if item["id"] == params.get("after")), -1)
-            limit = int(params["limit"]) if params.get("limit", "").isdecimal() else _PAGE
+            asked = _whole(params, "limit")
+            limit = _PAGE if asked is None else max(1, min(asked, 100))
             items = items[after + 1 :]
-            more = len(items) > max(1, min(limit, 100))
-            items = items[: max(1, min(limit, 100))]
+            more = len(items) > limit
+            items = items[:limit]
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
         return {"object": "list", "data": items, **ends, "has_more": more}
+
+
+def _whole(params: Mapping[str, str], name: str) -> int | None:
+    """A count in a query; `None` where there is none that can be read."""
+    value = params.get(name, "")
+    return int(value) if value.isdecimal() and len(value) < 16 else None
