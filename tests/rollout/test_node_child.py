@@ -31,7 +31,7 @@ async def test_a_node_that_the_machine_cannot_start_now_is_started_later(tmp_pat
     child.start()
     try:
         async with asyncio.timeout(60):
-            while child.pid is None:
+            while child.pid is None:  # noqa: ASYNC110 - it sets no event
                 await asyncio.sleep(0.01)
     finally:
         await child.stop()
