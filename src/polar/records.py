@@ -86,7 +86,7 @@ class Completion:
     Hashes of the token path: `root` (32 bytes) is of what a prefix depends on, see `polar.tokens.plan.Keys`; `turn` and
     `loose` (16 bytes) are of root + messages + answer and of messages + answer alone; `thinking_hash` (8 bytes) of the
     answer's reasoning. `request_digest` is of the wire body. `tags` are facts seen at capture: `ambiguous_parent`,
-    `tool_call_malformed`, `constrained`, `greedy`, `clamped`, `thinking_open`, ... `untrainable` says why nothing of it
+    `tool_call_malformed`, `constrained`, `greedy`, `clamped`, `prefilled`, `thinking_open`, ... `untrainable` says why nothing of it
     can be trained.
     `choice` > 0 for the further choices of one call with `n` > 1; each is a completion of its own.
     """

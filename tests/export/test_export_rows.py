@@ -94,6 +94,17 @@ async def test_b114_what_the_harness_wrote_in_the_assistants_name_is_not_trained
     assert [message["content"] for message in row["messages"] if message["weight"]] == ["mine"]
 
 
+async def test_an_answer_that_the_harness_has_begun_is_trained_from_ids_only(write: Write) -> None:
+    """Its message holds what nobody sampled; its ids do not."""
+    talk = Talk("a", {"reward": 1.0})
+    talk.say([SYSTEM, user("go")], assistant("begun and ended"), tags=frozenset({"prefilled"}))
+    facts, folder = await write([talk])
+    assert lines(folder) == []
+    assert facts["rows"]["dropped"] == {"its trained answers are not among its messages": 1}
+    _, folder = await write([talk], form="tokens")
+    assert len(lines(folder)) == 1
+
+
 async def test_b114_a_session_without_completions_has_no_row(write: Write) -> None:
     facts, folder = await write([Talk("empty", {"reward": 0.0})])
     assert lines(folder) == []

@@ -12,6 +12,7 @@ from gateway_reports import messages, prompts, user
 from test_capture import extends
 
 from polar.testing.engine import Reply
+from polar.trajectory import build, builder, validate
 
 Open = Callable[..., Any]
 BEGUN = {"role": "assistant", "content": "The capital of France"}
@@ -50,6 +51,21 @@ async def test_the_next_turn_extends_the_tokens_of_both_halves(gateway: Open, ea
         chain = await gw.completions(session)
         assert [extends(later, before) for before, later in pairwise(chain)] == [True] * (1 + earlier)
         assert chain[-1].broken is None
+
+
+async def test_in_rows_what_was_sampled_is_not_the_message_that_holds_what_the_caller_wrote(gateway: Open) -> None:
+    async with gateway([GOES_ON, "Yes."]) as gw:
+        session, client = await gw.session()
+        player = Anthropic().user("Which is it?")
+        player.history.append(BEGUN)
+        turn = await player.turn(client)
+        player.history[-2:] = [{"role": "assistant", "content": BEGUN["content"] + turn.text}]
+        await player.user("Sure?").turn(client)
+        (row,) = build(session, await gw.completions(session), builder(config={"untrainable": True})).traces
+        assert [span.message for span in row.spans] == [None, 4]
+        assert row.messages[2].text == "The capital of France is Paris."
+        assert row.trained_messages == (False, False, False, False, True)
+        assert validate(row.to_json(), tokenizer=gw.gateway.default.tokenizer) == []
 
 
 async def test_where_the_prompt_opens_thinking_it_is_closed_first(gateway: Open) -> None:

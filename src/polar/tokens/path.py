@@ -151,6 +151,8 @@ class TokenPath:
             shared = min(shared, len(request.messages))
         plan = Plan(request, keys, mode, None, match.parent, shared, tags=set(match.tags), cause=match.cause, detail=match.detail)
         plan.begun = begun
+        if begun:
+            plan.tags.add("prefilled")
         if mode == "messages":
             if parent is not None and plan.cause is None and parent.mode == "tokens":
                 plan.cause = Cause.IMAGE if request.has_images else Cause.RENDERER_REFUSED

@@ -39,7 +39,10 @@ class Job:
     chosen: Selection
 
     def row(self, ids: Ids, pieces: Sequence[Piece], *, cut: str | None = None, faithful: bool = True) -> Trace:
-        """The row of `ids`: int32[n], with `pieces` in order; runs beyond its end are cut there. At least one piece must be trained."""
+        """The row of `ids`: int32[n], with `pieces` in order; runs beyond its end are cut there. At least one piece must be trained.
+
+        The message of an answer that its caller had begun is not what was sampled: that run decodes to no message.
+        """
         mask = np.zeros(len(ids), np.bool_)
         logprobs = np.zeros(len(ids), np.float32)
         turns = [Turn(piece.record.messages, piece.record.answer) for piece in pieces]
@@ -60,7 +63,7 @@ class Job:
                     policy_version=record.policy_version,
                     sampling=record.sampling,
                     finish=record.finish if whole else "length",
-                    message=place,
+                    message=None if "prefilled" in record.tags else place,
                 )
             )
             if piece.trained is not None:
