@@ -56,3 +56,13 @@ def test_what_cannot_be_read_is_refused_with_its_session(place: tuple[str | int,
     inner[place[-1]] = junk
     with pytest.raises(NotTrainable, match="session a: its trajectory cannot be read"):
         trained(result)
+
+
+def test_a_row_without_a_prompt_is_refused_with_its_session() -> None:
+    """Nothing stands before its first id, which therefore has no log-probability."""
+    result = session("a", 1.0)
+    row = (result.trajectory or {})["traces"][0]
+    row["prompt_ids"] = []
+    del row["metadata"]["spans"]
+    with pytest.raises(NotTrainable, match="session a, row 0: its first id is to be trained"):
+        trained(result)

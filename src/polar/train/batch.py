@@ -85,8 +85,8 @@ def make_batch(groups: Sequence[Group], recipe: Recipe, *, policy_version: int) 
     A row with images is not trained: its ids alone are not what the engine saw. Its rollout counts in its group all the same.
 
     A row's advantage is its rollout's. Where an evaluator gave rows rewards of their own, each row is compared with the group by its own.
-    Raises `NotTrainable` where tokens do not add up, for what is no trajectory, and for ids that the model does not have, `ValueError` for
-    rewards that are not finite.
+    Raises `NotTrainable` where tokens do not add up, for what is no trajectory, and for ids that the model does not have or that
+    cannot be trained, `ValueError` for rewards that are not finite.
     """
     traces: list[Trace] = []
     provenance: list[JsonObject] = []
@@ -145,7 +145,9 @@ def _trajectory(result: SessionResult) -> Trajectory:
 
 
 def _check_ids(trace: Trace, result: SessionResult, number: int, vocabulary: int | None) -> None:
-    """A GPU would end the process for an id that is not there."""
+    """A GPU would end the process for an id that is not there, and an id with nothing before it has no log-probability."""
+    if len(trace) and trace.mask[0]:
+        raise NotTrainable(f"session {result.session_id}, row {number}: its first id is to be trained, and nothing stands before it")
     if vocabulary is None or not len(trace.ids):
         return
     beyond = trace.ids[(trace.ids < 0) | (trace.ids >= vocabulary)]
