@@ -299,3 +299,36 @@ async def test_b17_openai_is_sent_a_tools_images_as_a_users() -> None:
     assert [(each["role"], each["content"]) for each in first[2:4]] == [("tool", "red"), ("tool", "")]
     assert [part["image_url"]["url"] for part in first[4]["content"]] == [red.url, blue.url]
     assert [each["role"] for each in second] == ["user", "assistant", "tool", "tool", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai", "sglang"])
+@pytest.mark.parametrize(
+    "usage", [{"completion_tokens_details": {"reasoning_tokens": 1}}, {"reasoning_tokens": 1, "completion_tokens_details": None}]
+)
+async def test_b77_the_engines_count_of_reasoning_is_read(kind: str, usage: JsonObject) -> None:
+    with server(changed(lambda answer: answer["usage"].update(usage))) as (url, _):
+        assert (await chat(kind, url)).reasoning_tokens == 1
+
+
+STRING = '{"command": "ls"}'
+CALL: JsonObject = {"name": "bash", "arguments": STRING}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"tool_calls": [{"function": {**CALL, "arguments": orjson.dumps(STRING).decode()}}]}, ("", "", [STRING])),
+        ({"tool_calls": [{"function": {**CALL, "arguments": '"ls"'}}]}, ("", "", ['"ls"'])),
+        ({"tool_calls": [{"function": {**CALL, "arguments": '"{'}}]}, ("", "", ['"{'])),
+        ({"tool_calls": None, "function_call": CALL}, ("", "", [STRING])),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}, {"text": "b"}, {"text": "c"}]}, ("a", "bc", [])),
+        ({"content": [{"type": "thinking", "thinking": "a"}], "reasoning": "d"}, ("d", "", [])),
+    ],
+    ids=["arguments as JSON twice", "a string", "half", "legacy call", "thinking part", "reasoning too"],
+)
+async def test_b08_every_servers_form_of_calls_and_reasoning_is_read(message: JsonObject, expected: tuple[str, str, list[str]]) -> None:
+    """Hermes parsers write arguments that were sampled as a string as JSON once more; nothing of the older or Mistral's form is lost."""
+    with server(of_choice(message={"role": "assistant", "content": None, **message})) as (url, _):
+        read = (await chat("openai", url)).message
+    assert read is not None
+    assert (read.reasoning, read.text, [call.arguments for call in read.tool_calls]) == expected

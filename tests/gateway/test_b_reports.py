@@ -247,8 +247,9 @@ async def test_b72_b74_calls_and_responses_are_paired_in_order(gateway: Open, id
         assert [message.tool_call_id for message in second.messages[-3:-1]] == called
 
 
-async def test_b77_google_usage_counts_thoughts_apart(gateway: Open) -> None:
-    async with gateway([THINKING + HI]) as gw:
+@pytest.mark.parametrize("mode", ["tokens", "messages"])
+async def test_b77_google_usage_counts_thoughts_apart(gateway: Open, mode: str) -> None:
+    async with gateway([THINKING + HI], mode=mode) as gw:
         session, client = await gw.session()
         usage = (await Google().user("Go.").send(client)).json()["usageMetadata"]
         (made,) = await gw.completions(session)

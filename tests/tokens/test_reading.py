@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polar.chat import Answer, Message, ToolCall
+from polar.chat import Answer, Message, Thinking, ToolCall
 from polar.engines.base import EngineFinish
 from polar.tokens import pointers
 from polar.tokens.path import TokenPath
@@ -153,6 +153,36 @@ def test_the_engines_reading_is_checked_in_mode_messages(qwen3_path: TokenPath) 
     reading = path.read(plan, generation, "a" * 26)
     assert reading.answer.message.tool_calls == (ToolCall("a" * 26 + "00", "bash", "{}"),)
     assert reading.answer.finish == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Message("assistant", "\n\n", tool_calls=(ToolCall("x", "bash", "{}"),)), ""),
+        (Message("assistant", "\n\n", thinking=(Thinking("hm"),)), ""),
+        (Message("assistant", "\n\nso", thinking=(Thinking("hm"),)), "\n\nso"),
+        (Message("assistant", "\n\n"), "\n\n"),
+    ],
+    ids=["before a call", "after thinking", "text", "all there is"],
+)
+def test_b20_mode_messages_shows_no_blank_text_beside_others(message: Message, text: str) -> None:
+    """vLLM's parsers leave the template's newlines between thinking and call as a content of their own; an empty text block is what
+    Anthropic refuses in a history."""
+    session = Session(TokenPath(None, model="m", renderer=None, mode="messages"))
+    plan = session.ask(user("u"), tools=TOOLS)
+    assert session.answer(plan, [], generation=made([1, 2], "stop", message=message)).answer.message.text == text
+
+
+@pytest.mark.parametrize(("text", "known", "tokens"), [("<think>\nhm\n</think>\n\nok", True, 5), ("no mark", True, 2), ("x", False, 1)])
+def test_b77_mode_messages_counts_reasoning(qwen3_path: TokenPath, text: str, known: bool, tokens: int) -> None:
+    """By the mark among the ids; without one, or without a tokenizer, as the engine says, but never more than was sampled."""
+    path = TokenPath(qwen3_path.tokenizer if known else None, model="m", renderer=None, mode="messages")
+    session = Session(path)
+    plan = session.ask(user("u"))
+    generation = made(qwen3_path.tokenizer.encode(text), "stop", message=Message("assistant", "ok", thinking=(Thinking("hm"),)))
+    generation.completion_tokens, generation.reasoning_tokens = len(generation.token_ids), 9
+    reading = session.answer(plan, [], generation=generation)
+    assert reading.answer.usage.thinking == reading.thinking_tokens == tokens
 
 
 def test_mode_messages_needs_no_tokenizer() -> None:

@@ -70,7 +70,8 @@ class Generation:
     `prompt_ids`, `token_ids`: int32[n], `None` where the server sent none. `logprobs`: float32[len(token_ids)], NaN where
     one is missing (the server sent null, or a non-finite value), `None` where there are none at all. `message` is set in
     mode `messages` only: the server's own parse, tool-call ids as the server made them. `stop` is the matched stop string or
-    token id, where the server says. `policy_version` is the server's weight version, where it says. `top`: per token, the
+    token id, where the server says. `reasoning_tokens`: how many of the sampled tokens the server counts as reasoning, in mode `messages`
+    where it says. `policy_version` is the server's weight version, where it says. `top`: per token, the
     alternatives that a client asked for, as (id or text, log-probability). `max_tokens`: the longest answer that this server gives, where
     it was asked for no more than that in place of what the request said.
     """
@@ -85,6 +86,7 @@ class Generation:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     policy_version: str | None = None
     top: list[list[tuple[int | str, float]]] | None = None
     max_tokens: int | None = None

@@ -84,30 +84,36 @@ def tools_body(tools: Sequence[Tool]) -> list[JsonObject]:
 
 
 def usage_counts(answer: Any) -> dict[str, int]:
-    """`prompt_tokens`, `completion_tokens` and `cached_tokens` of an answer's usage, each only where it is a number."""
+    """`prompt_tokens`, `completion_tokens`, `cached_tokens` and `reasoning_tokens` of an answer's usage, each only where it is a number."""
     usage = answer.get("usage") if isinstance(answer, dict) else None
     if not isinstance(usage, dict):
         return {}
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    counts = {**{name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}, "cached_tokens": cached}
+    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens")}  # SGLang's place for the last
+    for details, name in (("prompt_tokens_details", "cached_tokens"), ("completion_tokens_details", "reasoning_tokens")):
+        found = usage.get(details)
+        if isinstance(found, dict) and type(found.get(name)) is int:
+            counts[name] = found[name]
     return {name: value for name, value in counts.items() if type(value) is int}
 
 
 def answer_message(wire: Mapping[str, Any]) -> Message:
-    """An assistant message as a server parsed it. Arguments given as an object become JSON text (B63); ids as the server made them.
+    """An assistant message as a server parsed it. Arguments given as an object become JSON text (B63); ids as the server made them. Older
+    servers know one call, in `function_call`; Mistral's API has reasoning among the parts of a content.
 
     Raises `TypeError` or `AttributeError` for what is no message of this API.
     """
-    reasoning = _text(wire.get("reasoning") or wire.get("reasoning_content"), "reasoning")
+    content = wire.get("content")
+    reasoning = wire.get("reasoning") or wire.get("reasoning_content")
+    if isinstance(content, list):
+        reasoning = reasoning or _parts_text(content, "thinking")
+        content = _parts_text(content, "text")
+    reasoning = _text(reasoning, "reasoning")
+    legacy = [{"function": wire["function_call"]}] if wire.get("function_call") else ()
     calls = tuple(
         ToolCall(str(call.get("id") or f"call_{index}"), str(function.get("name") or ""), _argument_text(function.get("arguments")))
-        for index, call in enumerate(wire.get("tool_calls") or ())
+        for index, call in enumerate(wire.get("tool_calls") or legacy)
         for function in [call.get("function") or {}]
     )
-    content = wire.get("content")
-    if isinstance(content, list):
-        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return Message("assistant", _text(content, "content"), (Thinking(reasoning),) if reasoning else (), calls)
 
 
@@ -121,10 +127,25 @@ def _text(value: Any, name: str) -> str:
     return value or ""
 
 
+def _parts_text(parts: list[Any], key: str) -> str:
+    """The text under `key` of all parts that have one; there it may be a list of parts again."""
+    found = [part.get(key) or "" for part in parts if isinstance(part, dict)]
+    return "".join(_parts_text(each, "text") if isinstance(each, list) else str(each) for each in found)
+
+
 def _argument_text(arguments: Any) -> str:
-    if isinstance(arguments, str):
-        return arguments
-    return "{}" if arguments is None else orjson.dumps(arguments).decode()
+    """Arguments that were sampled as a string of JSON come from a Hermes parser as that string written as JSON again: what counts is what
+    is in it, as in mode `tokens`."""
+    if not isinstance(arguments, str):
+        return "{}" if arguments is None else orjson.dumps(arguments).decode()
+    if arguments[:1] == '"':
+        try:
+            inner = orjson.loads(arguments)
+            if isinstance(orjson.loads(inner), dict):
+                return str(inner)
+        except orjson.JSONDecodeError:
+            pass  # no JSON within JSON: kept as it is
+    return arguments
 
 
 _FINISH: dict[str, EngineFinish] = {

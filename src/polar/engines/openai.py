@@ -110,6 +110,7 @@ class OpenAIEngine(HttpEngine):
             prompt_tokens=usage.get("prompt_tokens", 0),
             completion_tokens=usage.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=usage.get("cached_tokens", 0),
+            reasoning_tokens=usage.get("reasoning_tokens", 0),
             top=tops,
             max_tokens=self._cut(request),
         )

@@ -125,6 +125,7 @@ class SglangEngine(SglangWeights):
             prompt_tokens=usage.get("prompt_tokens") or meta.get("prompt_tokens") or 0,
             completion_tokens=meta.get("completion_tokens") or (0 if ids is None else len(ids)),
             cached_tokens=meta.get("cached_tokens") or 0,
+            reasoning_tokens=usage.get("reasoning_tokens", 0),
             policy_version=_version_of(meta),
             top=tops,
         )

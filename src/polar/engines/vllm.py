@@ -179,6 +179,7 @@ class VllmEngine(VllmWeights):
             prompt_tokens=usage.get("prompt_tokens", 0),
             completion_tokens=usage.get("completion_tokens", 0) if ids is None else len(ids),
             cached_tokens=usage.get("cached_tokens", 0),
+            reasoning_tokens=usage.get("reasoning_tokens", 0),
             top=tops,
             routed_experts=self._routed(choice, ids),
         )

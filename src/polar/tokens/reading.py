@@ -20,6 +20,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from renderers import ToolCallParseStatus
 
 from polar.chat import Answer, FinishReason, Message, Thinking, TokenLogprob, Tool, ToolCall, Usage
@@ -233,10 +234,13 @@ def read_engine_message(generation: Generation, tokenizer: Any | None, *, calls_
     """Mode `messages`: the engine's own reading, checked. Calls that no harness could run, or that were forbidden, become text, as decoded
     where ids and tokenizer are there."""
     message = generation.message or Message("assistant")
+    tokens = _reasoning_tokens(generation, message, tokenizer)
     calls = tuple((call.name, call.arguments if call.arguments.strip() else "{}") for call in message.tool_calls)
     if (calls_allowed or not calls) and all(name.strip() and _is_object(arguments) for name, arguments in calls):
         unread = not calls and "<tool_call>" in message.text
-        return Parsed(message.reasoning, message.text, calls, 0, _as_text(calls_allowed) if unread else frozenset())
+        blank = bool(calls or message.reasoning) and not message.text.strip()  # the template's, between thinking and call
+        shown = "" if blank else message.text
+        return Parsed(message.reasoning, shown, calls, tokens, _as_text(calls_allowed) if unread else frozenset())
     text = None
     if tokenizer is not None and generation.token_ids is not None:
         decoded = tokenizer.decode(generation.token_ids.tolist(), skip_special_tokens=False)
@@ -246,7 +250,18 @@ def read_engine_message(generation: Generation, tokenizer: Any | None, *, calls_
     if text is None:
         pieces = [message.text, *(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}' for name, arguments in calls)]
         text = "\n".join(piece for piece in pieces if piece)
-    return Parsed(message.reasoning, text, (), 0, _as_text(calls_allowed))
+    return Parsed(message.reasoning, text, (), tokens, _as_text(calls_allowed))
+
+
+def _reasoning_tokens(generation: Generation, message: Message, tokenizer: Any | None) -> int:
+    """How many of the sampled tokens are reasoning: by the mark that ends it, where it is among them, else as the engine counts."""
+    if not message.reasoning:
+        return 0
+    if tokenizer is not None and generation.token_ids is not None:
+        ends = np.flatnonzero(generation.token_ids == (tokenizer.convert_tokens_to_ids("</think>") or -1))
+        if len(ends):
+            return int(ends[0]) + 1
+    return min(generation.reasoning_tokens, generation.completion_tokens)
 
 
 def _as_text(calls_allowed: bool) -> frozenset[str]:
