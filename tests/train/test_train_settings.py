@@ -75,6 +75,7 @@ def test_short_forms() -> None:
         ({"temperature": float("inf")}, "temperature: Input should be a finite number"),
         ({"model": None}, "model: "),
         ({"sync": {"adapter": "mine"}}, "sync.adapter: the model is trained whole"),
+        ({"model": {"name": "m", "lora": {"dropout": 0.05}}}, "model.lora.dropout: it is for polar sft"),
         ({"sync": {"adapter": "mine"}, "model": {"name": "m", "lora": {}}}, "sync.adapter: the embedded engine takes no adapters"),
         ({"optimisation": {"betas": [0.9, 1.0]}}, "optimisation.betas: each is 0 or more and less than 1"),
         ({"rollout": {"agent": {"no_such": 1}}}, "rollout.agent: no_such: Extra inputs are not permitted"),

@@ -65,6 +65,7 @@ class LoraSection(_Strict):
     r: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    """For `polar sft` alone: what an engine samples is without."""
     target_modules: list[str] | str = "all-linear"
     """Names of layers; `all-linear`: every linear one but the LM head."""
 
@@ -372,6 +373,8 @@ class TrainConfig(_Strict):
             raise ValueError("tasks: give either tasks, to roll them out, or recorded, a file of results to train on")
         if not self.harnesses:
             raise ValueError("harnesses: name at least one")
+        if self.model.lora is not None and self.model.lora.dropout:
+            raise ValueError("model.lora.dropout: it is for polar sft; engines sample without, so that steps would be of another policy")
         over = [k for k in self.evaluation.k if k > self.evaluation.samples]
         if over:
             raise ValueError(f"evaluation.k: pass@{over[0]} needs {over[0]} samples, and evaluation.samples is {self.evaluation.samples}")
