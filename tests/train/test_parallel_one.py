@@ -66,6 +66,16 @@ def test_a_model_in_pieces_is_saved_as_of_the_format_that_it_computes_in(
     assert {value.dtype for value in load_file(tmp_path / "merged" / "model.safetensors").values()} == {torch.bfloat16}
 
 
+def test_a_state_with_other_masters_is_refused_before_the_others_are_told(group: Several, folder: str) -> None:
+    """Models whose routers are float32 even in bfloat16 have a master of these in pieces only."""
+    learner = group.learner(group.load(folder, sharding="full", dtype="bfloat16"), Optimisation(token_budget=64))
+    learner.step(rows())
+    state = learner.optimizer_state()
+    with pytest.raises(ValueError, match="float32 masters of"):
+        learner.load_optimizer_state({**state, "masters": state["masters"][1:]})
+    assert not group.busy
+
+
 def test_the_reference_of_a_policy_in_pieces_makes_passes_of_one_row_where_that_does(group: Several, folder: str) -> None:
     policy = group.load(folder, sharding="full", lora=LORA)
     policy.why_not["packed"] = policy.why_not["shared"] = "its rows leak"

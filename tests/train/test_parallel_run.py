@@ -39,15 +39,17 @@ def settings(folder: Path, name: str, **model: Any) -> Path:
     return file
 
 
-def run(*command: str) -> None:
+def run(*command: str, code: int = 0) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.returncode == code, done.stdout[-4000:]
+    return done.stdout
 
 
-def torchrun(count: int, *arguments: str) -> None:
+def torchrun(count: int, *arguments: str, code: int = 0) -> str:
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
-    run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *rendezvous, "-m", "polar.cli", *arguments)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *rendezvous)
+    return run(*launcher, "-m", "polar.cli", *arguments, code=code)
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -74,3 +76,15 @@ def test_a_run_of_two_processes_is_a_run_of_one(tmp_path: Path, sharding: str, l
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.real
+def test_what_the_leader_refuses_is_not_buried_under_the_others_words(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "model")
+    (tmp_path / "recorded.jsonl").write_text(recorded_group(0).results[0].model_dump_json() + "\n")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "something.txt").touch()
+    said = torchrun(2, "train", str(settings(tmp_path, "one")), code=1)
+    assert "holds something else than a run" in said
+    assert "closed by peer" not in said
+    assert "[rank1]" not in said

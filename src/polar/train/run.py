@@ -60,10 +60,17 @@ def train(config: TrainConfig, *, progress: Progress | None = None, tell: Tell =
     quiet_transformers()
     with join() as group:
         if not group.leads:
-            group.follow(make_learner(config, group, group.broadcast(None)))
+            if (told := group.broadcast(None)) is not None:
+                group.follow(make_learner(config, group, *told))
             return None
-        with opened(config) as folder:
-            place = group.broadcast(checkpoints.latest(folder.path / "checkpoints"))
+        with contextlib.ExitStack() as stack:
+            begins: tuple[Path | None] | None = None
+            try:
+                folder = stack.enter_context(opened(config))
+                begins = (checkpoints.latest(folder.path / "checkpoints"),)
+            finally:  # the others wait for it: they end where there is nothing but an error to tell
+                group.broadcast(begins)
+            place = begins[0]
             learner = make_learner(config, group, place)
             return asyncio.run(_train(config, folder, learner, place, progress or Silent(), tell))
 

@@ -134,6 +134,9 @@ class SharedLearner(Learner):
         """Before anybody is told. Raises `ValueError`."""
         if bool(state.get("masters")) != bool(self._masters()):
             raise ValueError("one is of a run in bfloat16, the other is not")
+        held = len(state.get("masters") or ()), len(self._masters())
+        if held[0] != held[1]:  # a layout keeps float32 masters of parts that another computes with in float32
+            raise ValueError(f"it has float32 masters of {held[0]} parameters, this has {held[1]}: go on with the sharding that saved it")
         counts = [[len(group["params"]) for group in groups] for groups in (state["param_groups"], self.optimizer.param_groups)]
         if counts[0] != counts[1]:
             raise ValueError(f"it has {counts[0]} parameters, this has {counts[1]}")
