@@ -25,6 +25,7 @@ from torch import Tensor
 from polar.train import checkpoints
 from polar.train.checkpoints import RunState
 from polar.train.disk import saving
+from polar.train.export import TOKENIZER_FILES
 from polar.train.learner import Learner, StepReport
 from polar.train.loading import is_lora, save_merged
 from polar.train.loss import Terms
@@ -36,11 +37,6 @@ from polar.train.sft_data import Sample, batches
 from polar.train.sft_work import CHECKPOINTS, MODEL, Loading, Say, Work, locked, opened, prepared
 
 ADAPTER = "adapter"
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json",
-    "added_tokens.json", "vocab.json", "merges.txt",
-)  # fmt: skip
-"""What stands beside the weights and is not trained."""
 _SAY_EVERY_S = 10.0
 _RATE_AFTER_STEPS = 3
 """The first steps warm caches up; the first rate is said after so many."""
