@@ -18,11 +18,14 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 from store_child import SESSIONS, endless, recovery
 from store_samples import agent_session, differences, same, session
 
 from polar.errors import StoreError
 from polar.store import open_store
+from polar.store.sql import SqlStore
+from polar.store.writer import Job, Work
 
 CHILD = [sys.executable, str(Path(__file__).with_name("store_child.py"))]
 
@@ -328,3 +331,35 @@ async def test_a_note_of_delivery_that_comes_after_the_end_is_given_up(tmp_path:
     await store.append(agent_session(turns=1, total=300))
     await store.aclose()
     await store.mark_delivered("s", 0)
+
+
+async def test_a_caller_whose_loop_ends_meanwhile_does_not_stop_the_store(tmp_path: Path) -> None:
+    """Between a look at the loop and the word to it, the loop may be closed: the writer has others to serve."""
+    store = open_store(tmp_path / "store.db")
+    try:
+        ended = asyncio.new_event_loop()
+        future = ended.create_future()
+        ended.close()
+        ended.is_closed = lambda: False  # type: ignore[method-assign]
+        assert isinstance(store, SqlStore)
+        store._writer._put(Job(Nothing(), future))
+        async with asyncio.timeout(10):
+            await store.create_session(session("one"))
+    finally:
+        await store.aclose()
+        del ended.is_closed
+
+
+class Nothing(Work):
+    def write(self, connection: Connection) -> None:
+        return None
+
+
+async def test_a_store_that_is_closed_says_so(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store.db")
+    await store.create_session(session("one"))
+    await store.aclose()
+    with pytest.raises(StoreError, match="the store is closed"):
+        await store.session("one")
+    with pytest.raises(StoreError, match="the store is closed"):
+        await store.create_session(session("two"))

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -357,5 +358,5 @@ def _tell(loop: asyncio.AbstractEventLoop, items: list[tuple[Sequence, Step]] | 
         for sequence, step in items:
             sequence.out.put_nowait(step)
 
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # its loop has ended: nobody waits any more
         loop.call_soon_threadsafe(put)

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -100,8 +101,9 @@ class _Change(Work):
         return outcome
 
     def committed(self) -> None:
-        if self.wake and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.database.on_commit, self.wake)
+        if self.wake:
+            with suppress(RuntimeError):  # the loop has ended, and with it who would be woken
+                self.loop.call_soon_threadsafe(self.database.on_commit, self.wake)
 
 
 class Database:

@@ -62,6 +62,7 @@ class SqlStore(Store):
         self._tools: Cache[bytes, tuple[Tool, ...]] = Cache(_BLOB_CACHE_BYTES)
         self._marked: set[Key] = set()
         self._changes = 0
+        self._closed = False
         self._writer = Writer(writing, self._prepare, _probe)
 
     @property
@@ -70,6 +71,7 @@ class SqlStore(Store):
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._writer.close)
+        self._closed = True
         await asyncio.to_thread(self._threads.shutdown)
         for engine in self._engines:
             engine.dispose()
@@ -299,7 +301,9 @@ class SqlStore(Store):
         return read
 
     async def _read(self, query: Callable[[Connection], T]) -> T:
-        """Runs `query` on a reader's thread. Raises `StoreError` where the database fails."""
+        """Runs `query` on a reader's thread. Raises `StoreError` where the database fails, or the store is closed."""
+        if self._closed:
+            raise StoreError("the store is closed")
 
         def run() -> T:
             with self._reading.connect() as connection, connection.begin():

@@ -19,6 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -221,7 +222,7 @@ class Writer:
             if job.future is not None and job.loop is not None:
                 loops.setdefault(job.loop, []).append((job.future, result, error))
         for loop, settled in loops.items():
-            if not loop.is_closed():  # a caller whose loop has ended is gone; the write stands
+            with suppress(RuntimeError):  # its loop has ended: the caller is gone, the write stands
                 loop.call_soon_threadsafe(_settle, settled)
 
 
