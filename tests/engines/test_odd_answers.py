@@ -131,6 +131,30 @@ async def test_a_prompt_that_was_cut_on_its_way_is_served_and_not_trained(kind: 
     assert generation.untrainable == "3 prompt ids were sent, and the engine counts 2"
 
 
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+@pytest.mark.parametrize("where", ["answer", "choice"])
+async def test_ids_are_read_wherever_the_server_puts_them(kind: str, where: str) -> None:
+    """vllm-project/vllm#28246: `token_ids` is null, and the log-probabilities name the ids."""
+    named = {"content": [{"token": f"token_id:{one}", "logprob": -one / 8} for one in (5, 6)]}
+    answer = of_choice(token_ids=None, logprobs=named, prompt_token_ids=[1, 2] if where == "choice" else None)
+    answer["prompt_token_ids"] = [1, 2] if where == "answer" else None
+    with server(answer) as (url, _):
+        generation = await chat(kind, url)
+    assert generation.prompt_ids is not None
+    assert generation.token_ids is not None
+    assert generation.logprobs is not None
+    assert (generation.prompt_ids.tolist(), generation.token_ids.tolist()) == ([1, 2], [5, 6])
+    assert (generation.logprobs.tolist(), generation.untrainable) == ([-0.625, -0.75], None)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_names_that_are_text_are_never_made_into_ids(kind: str) -> None:
+    with server(of_choice(token_ids=None)) as (url, _):
+        generation = await chat(kind, url)
+    assert generation.token_ids is None
+    assert generation.untrainable == "the engine returned no sampled ids"
+
+
 PAIRS = {"prompt_tokens": 2, "completion_tokens": 2, "output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]]}
 
 

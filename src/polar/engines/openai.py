@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from polar.chat import Image, JsonObject, Message
-from polar.engines.arrays import ids_array, settle
+from polar.engines.arrays import settle
 from polar.engines.base import Engine, EngineInfo, Generation, MessagesRequest, register
 from polar.engines.chat import answer_message, chat_body, finish_reason, refusal_of, usage_counts
 from polar.engines.http import HttpEngine, reading, split_login
-from polar.engines.vllm import chat_logprobs, choices_of
+from polar.engines.vllm import chat_ids, chat_logprobs, choices_of
 from polar.errors import EngineRejected
 
 _OPTIONAL = ("return_token_ids", "logprobs", "top_logprobs", "chat_template_kwargs", "top_k", "min_p", "repetition_penalty", "seed")
@@ -98,9 +98,9 @@ class OpenAIEngine(HttpEngine):
     def _generation(self, choice: JsonObject, answer: JsonObject, usage: Mapping[str, int], request: MessagesRequest) -> Generation:
         logprobs, tops = chat_logprobs(choice, bool(request.top_logprobs))
         wire = choice.get("message") or {}
-        ids = ids_array(choice.get("token_ids"))
+        prompt_ids, ids = chat_ids(choice, answer)
         return Generation(
-            prompt_ids=ids_array(answer.get("prompt_token_ids")),
+            prompt_ids=prompt_ids,
             token_ids=ids,
             logprobs=logprobs,
             finish=finish_reason(choice.get("finish_reason")),

@@ -159,13 +159,12 @@ class VllmEngine(VllmWeights):
         answer = await self.post("/v1/chat/completions", body, parse=lambda raw: self._echoed.read(raw, conversation, loads))
         usage, choices = usage_counts(answer), choices_of(answer)
         with reading(self.url):
-            prompt_ids = ids_array(answer.get("prompt_token_ids"))
-            generations = [self._chat_generation(choice, usage, prompt_ids, bool(request.top_logprobs)) for choice in choices]
+            generations = [self._chat_generation(choice, answer, usage, bool(request.top_logprobs)) for choice in choices]
             settle(generations, usage.get("completion_tokens"), prompt_expected=True)
         return generations
 
-    def _chat_generation(self, choice: JsonObject, usage: Mapping[str, int], prompt_ids: Ids | None, with_top: bool) -> Generation:
-        ids = ids_array(choice.get("token_ids"))
+    def _chat_generation(self, choice: JsonObject, answer: JsonObject, usage: Mapping[str, int], with_top: bool) -> Generation:
+        prompt_ids, ids = chat_ids(choice, answer)
         logprobs, tops = chat_logprobs(choice, with_top)
         wire = choice.get("message") or {}
         return Generation(
@@ -276,6 +275,17 @@ def _streamed(choice: JsonObject) -> Chunk | None:
 def _odd_logprob(value: Any) -> float:
     array = logprobs_array([value])
     return math.nan if array is None else float(array[0])
+
+
+def chat_ids(choice: JsonObject, answer: JsonObject) -> tuple[Ids | None, Ids | None]:
+    """(prompt ids, sampled ids) of a Chat Completions choice. Servers send the former beside the choices or in each; some releases of vLLM
+    leave out the latter where a model has a format of its own (vllm-project/vllm#28246), and name them in the log-probabilities only."""
+    prompt = ids_array(answer.get("prompt_token_ids"))
+    sampled = ids_array(choice.get("token_ids"))
+    if sampled is None:
+        content = (choice.get("logprobs") or {}).get("content")
+        sampled = ids_from_names([entry.get("token") for entry in content]) if isinstance(content, list) and content else None
+    return ids_array(choice.get("prompt_token_ids")) if prompt is None else prompt, sampled
 
 
 def chat_logprobs(choice: JsonObject, with_top: bool) -> tuple[Floats | None, list[list[tuple[int | str, float]]] | None]:
