@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from polar.cli.output import out, say
+from polar.errors import SandboxError
 
 if TYPE_CHECKING:
     from polar.runtime.base import Left
@@ -44,7 +46,7 @@ def ps(root: Roots = None, as_json: AsJson = False) -> None:
     table = Table("sandbox", "what", "which", "owner", "detail")
     for one in sorted(found, key=lambda one: (one.root, one.owner, one.sandbox, one.kind)):
         state = "[green]alive[/]" if one.alive else "[red]dead[/]"
-        table.add_row(one.sandbox or "-", one.kind, one.name, f"{one.owner} {state}", one.detail[:60])
+        table.add_row(one.sandbox or "-", one.kind, escape(one.name), f"{one.owner} {state}", escape(one.detail[:60]))
     out.print(table)
     dead = sum(not one.alive for one in found)
     if dead:
@@ -57,13 +59,15 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Remove what sandboxes of dead nodes left: after kill -9, after a reboot. Nothing of a living node is touched."""
-    removed = asyncio.run(_reaped(_roots(root), dry_run))
+    removed, problems = asyncio.run(_reaped(_roots(root), dry_run))
     if as_json:
         typer.echo(orjson.dumps([asdict(one) for one in removed]).decode())
-        return
-    for one in removed:
-        out.print(f"{'would remove' if dry_run else 'removed'} {one.kind} {one.name}", markup=False, highlight=False, soft_wrap=True)
-    say(f"{len(removed)} {'to be removed' if dry_run else 'removed'}")
+    else:
+        for one in removed:
+            out.print(f"{'would remove' if dry_run else 'removed'} {one.kind} {one.name}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{len(removed)} {'to be removed' if dry_run else 'removed'}")
+    if problems:
+        raise SandboxError("\n".join(problems))
 
 
 def _roots(given: list[Path] | None) -> list[Path]:
@@ -83,13 +87,19 @@ async def _listed(roots: list[Path]) -> list[Found]:
     ]
 
 
-async def _reaped(roots: list[Path], dry_run: bool) -> list[Left]:
+async def _reaped(roots: list[Path], dry_run: bool) -> tuple[list[Left], list[str]]:
+    """What was removed, and what is wrong with the roots where not all could be: none keeps the others from being looked at."""
     from polar.rollout import roots as notes
     from polar.runtime.reaper import listing, reap
 
     removed: list[Left] = []
+    problems: list[str] = []
     for root in roots:
-        removed += await reap(root, dry_run=dry_run)
+        try:
+            removed += await reap(root, dry_run=dry_run)
+        except SandboxError as error:
+            problems.append(f"{root}: {error}")
+            continue
         if not dry_run and not root.exists() and not await listing(root):
             notes.forget(root)
-    return removed
+    return removed, problems
