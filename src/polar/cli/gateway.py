@@ -129,7 +129,7 @@ def load_config(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not text") from error
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: no date, or a number of thousands of digits
         raise ConfigError(f"--config {path} is not YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path} must hold a mapping of settings")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from polar.cli.output import err, out, say
@@ -46,12 +47,12 @@ def submit(
 ) -> None:
     """Submit tasks to the rollout service."""
     with connected(url) as client:
-        tasks = read_tasks(file)
-        ids = [client.submit(task) for task in tasks]
+        ids = []
+        for task in read_tasks(file):
+            ids.append(client.submit(task))
+            say(f"{ids[-1]} submitted")  # at once: the next may be refused
         if as_json and not wait_for:
             typer.echo(orjson.dumps([{"task_id": name, "status": "running"} for name in ids]).decode())
-        for name in ids:
-            say(f"{name} submitted")
         for name in ids:
             _say_waits(name, client.task(name, results=False).waits_for)
         if not as_json and not wait_for:
@@ -137,10 +138,9 @@ def read_tasks(file: Path) -> list[dict[str, Any]]:
 
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; submit takes JSON or YAML. For task folders: polar run --tasks {file} --url SERVICE")
-    raw = sys.stdin.read() if str(file) == "-" else file.read_text()
     try:
-        found = yaml.safe_load(raw)  # JSON is YAML
-    except yaml.YAMLError as error:
+        found = yaml.safe_load(sys.stdin.read() if str(file) == "-" else file.read_text())  # JSON is YAML
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: no text, or no date
         raise ConfigError(f"{file} is neither JSON nor YAML: {' '.join(str(error).split())}") from error
     tasks = found if isinstance(found, list) else [found]
     if not tasks or not all(isinstance(task, dict) for task in tasks):
@@ -159,7 +159,7 @@ def _service(client: Client, as_json: bool) -> None:
     out.print(f"tasks: {counted}\nsessions: {waiting} waiting, {running} running", highlight=False)
     table = Table("node", "status", "sessions", "run workers", "address")
     for node in told["nodes"]:
-        table.add_row(node["node_id"], node["status"], str(node["attempts"]), str(node["max_run_workers"]), node["gateway_url"])
+        table.add_row(node["node_id"], node["status"], str(node["attempts"]), str(node["max_run_workers"]), escape(node["gateway_url"]))
     out.print(table)
     shown = Table("task", "status", "harness", "done", "usable")
     for number, row in enumerate(client.tasks()):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polar.errors import ConfigError
+from polar.errors import ConfigError, RolloutError
 from polar.harness.spec import AgentSpec
 from polar.rollout.client import AsyncClient
 from polar.rollout.models import Event, TaskRequest, TaskResult
@@ -99,7 +99,8 @@ async def carry_out(
     on_event: Callable[[Event, Standing], None] = lambda event, standing: None,
     on_group: Callable[[TaskResult, Standing], None] = lambda group, standing: None,
 ) -> Standing:
-    """Submits everything and waits for all of it. If the caller is cancelled, what has not ended is cancelled at the service too."""
+    """Submits everything and waits for all of it. If the caller is cancelled, or the service refuses a part of it (`RolloutError`), what
+    has not ended is cancelled at the service too."""
     standing = Standing(campaign.sessions)
     mine = {request.task_id for request in campaign.requests}
 
@@ -110,18 +111,28 @@ async def carry_out(
                 on_event(event, standing)
 
     ids = [request.task_id for request in campaign.requests]
+    submitted: list[str] = []
     listening = asyncio.create_task(listen())
     try:
         for request in campaign.requests:
-            await client.submit(request)
+            submitted.append(await client.submit(request))
         async for group in client.groups(ids):
             standing.groups.append(group)
             on_group(group, standing)
     except asyncio.CancelledError:
-        ended = {group.task_id for group in standing.groups}
-        await asyncio.gather(*(client.cancel(name) for name in ids if name not in ended), return_exceptions=True)
+        await _cancelled(client, ids, standing)  # all: one that was on its way may have come through
+        raise
+    except RolloutError as error:
+        if error.code != "unreachable":
+            await _cancelled(client, submitted, standing)
         raise
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
     return standing
+
+
+async def _cancelled(client: AsyncClient, names: Sequence[str], standing: Standing) -> None:
+    """Those of them that have not ended, as far as the service can be told."""
+    ended = {group.task_id for group in standing.groups}
+    await asyncio.gather(*(client.cancel(name) for name in names if name not in ended), return_exceptions=True)

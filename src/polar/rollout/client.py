@@ -32,10 +32,10 @@ class Client:
     are plain iterators here."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, timeout_s: float = 60.0, patience_s: float = 60.0) -> None:
+        self._client = AsyncClient(url, token, timeout_s=timeout_s, patience_s=patience_s)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="polar-client", daemon=True)
         self._thread.start()
-        self._client = AsyncClient(url, token, timeout_s=timeout_s, patience_s=patience_s)
         self.url = self._client.url
 
     def __enter__(self) -> Self:

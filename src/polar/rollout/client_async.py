@@ -16,8 +16,9 @@ import httpx
 import orjson
 
 from polar.chat import JsonObject
-from polar.errors import RolloutError
+from polar.errors import ConfigError, RolloutError
 from polar.folders import state_dir
+from polar.rollout.checks import is_http_url
 from polar.rollout.models import Event, SessionResult, TaskRequest, TaskResult, TaskStatus
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -64,10 +65,13 @@ class _Bearer(httpx.Auth):
 
 
 class AsyncClient:
-    """`url`, `token`: see `service_url`, `service_token`. `patience_s`: how long a service that does not answer is waited for."""
+    """`url`, `token`: see `service_url`, `service_token`. `patience_s`: how long a service that does not answer is waited for. Raises
+    `ConfigError` for what is no URL."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, timeout_s: float = 60.0, patience_s: float = 60.0) -> None:
         self.url = service_url(url)
+        if not is_http_url(self.url):
+            raise ConfigError(f"{self.url!r} is no URL of a rollout service; write it as {DEFAULT_URL}")
         self.patience_s = patience_s
         self._http = httpx.AsyncClient(base_url=self.url, auth=_Bearer(token), timeout=timeout_s)
 
