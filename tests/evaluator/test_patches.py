@@ -7,11 +7,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from evaluator_lab import git
+from evaluator_lab import Lab, git, work
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polar.evaluator.patches import filtered, sections, touched, unsafe
+from polar.evaluator.budget import Budget
+from polar.evaluator.patches import apply, filtered, sections, touched, unsafe
+from polar.harness.patch import WorkFolder
 
 NAMES = st.lists(
     st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8).filter(lambda name: name not in (".", "..")),
@@ -90,3 +92,36 @@ def test_a_link_above_a_protected_file_is_dropped() -> None:
     patch = b"diff --git a/tests b/tests\nnew file mode 120000\n--- /dev/null\n+++ b/tests\n@@ -0,0 +1 @@\n+evil\n"
     assert filtered(patch, lambda path: False, keep_clear=["tests/test_a.py"]) == (b"", ("tests",))
     assert filtered(patch, lambda path: False)[0] == patch
+
+
+ATTRIBUTED = """
+git init -q .; git config user.email t@example.com; git config user.name t; git config filter.shout.smudge 'tr a-z A-Z'
+printf '*.txt text eol=crlf\n*.c ident\n*.md filter=shout\n' > .gitattributes
+printf 'one\ntwo\n' > a.txt; printf '$Id$\n' > k.c; printf 'low\n' > r.md
+git add -A; git commit -qm start
+"""
+CHANGED = r"printf 'three\n' >> a.txt; printf 'int x;\n' >> k.c; printf 'more\n' >> r.md; printf 'new\n' > b.txt"
+
+
+async def test_what_was_recorded_byte_for_byte_is_applied_so(lab: Lab) -> None:
+    async with lab.sandbox() as agent, lab.sandbox() as fresh:
+        for runtime in (agent, fresh):
+            await work(runtime, ATTRIBUTED)
+        folder = WorkFolder(agent, f"{agent.home}/start.git")
+        assert await folder.record() is None
+        await work(agent, CHANGED)
+        patch, warnings = await folder.patch(lab.root / "patch.diff")
+        assert patch is not None
+        assert not warnings
+        assert (await apply(fresh, patch, fresh.workdir, budget=Budget(60))).ok
+        for name in ("a.txt", "b.txt", "k.c", "r.md"):
+            assert await fresh.read(name) == await agent.read(name)
+
+
+async def test_a_patch_with_line_ends_as_committed_fits_a_checkout_with_others(lab: Lab) -> None:
+    patch = b"diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1,2 +1,3 @@\n one\n two\n+three\n"
+    async with lab.sandbox() as fresh:
+        await work(fresh, f"{ATTRIBUTED}rm a.txt; git checkout -q a.txt")
+        assert await fresh.read("a.txt") == b"one\r\ntwo\r\n"
+        assert (await apply(fresh, patch, fresh.workdir, budget=Budget(60))).ok
+        assert await fresh.read("a.txt") == b"one\r\ntwo\r\nthree\r\n"

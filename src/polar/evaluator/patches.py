@@ -1,8 +1,8 @@
 """Git patches as hostile input: which files one touches, what of it may be applied, and applying it. Knows no tests and no reward.
 
 A patch that an agent made is cut into its files; those that would leave the folder, reach into `.git` or touch what the task protects
-are dropped before git sees them. `git apply` is tried as it is, then with looser matching, then `patch` with fuzz; each of them applies all
-or nothing.
+are dropped before git sees them. `git apply` is tried byte for byte, then as the repository's attributes have it (a patch made elsewhere
+has its line ends as they are committed), then with looser matching, then `patch` with fuzz; each of them applies all or nothing.
 """
 
 from __future__ import annotations
@@ -110,8 +110,16 @@ def filtered(patch: bytes, drop: Callable[[str], bool], keep_clear: Sequence[str
     return b"".join(kept), tuple(gone)
 
 
+_PLAIN = "git apply --binary --whitespace=nowarn"
+_AS_WRITTEN = f"""
+at=$(mktemp -d) || exit 127
+git init -q --bare "$at/git" && mkdir -p "$at/git/info" &&
+    printf '%s\\n' '* -text -ident !filter !working-tree-encoding' > "$at/git/info/attributes" &&
+    GIT_DIR=$at/git GIT_WORK_TREE=$PWD {_PLAIN}"""
+"""Byte for byte: the repository's own attributes and settings would convert line ends, expand `$Id$` and run filters, in what was recorded
+without any of that (`polar.harness.patch`)."""
 _ATTEMPTS = (
-    "git apply --binary --whitespace=nowarn",
+    _PLAIN,
     "git apply --binary --whitespace=nowarn --recount --ignore-space-change --inaccurate-eof",
     "git apply --binary --whitespace=nowarn -C1",
 )
@@ -137,6 +145,9 @@ async def apply(runtime: Runtime, patch: bytes, folder: str, *, budget: Budget, 
             raise EvaluatorError(f"only {allowance.seconds:.1f} s of the evaluation were left for applying a patch, which took longer")
         return done
 
+    exact = await run(f"{_AS_WRITTEN} '{file}'\ncode=$?; rm -rf \"$at\"; exit $code")
+    if exact.ok:
+        return Applied(True, _PLAIN)
     for attempt in _ATTEMPTS:
         done = await run(f"{attempt} '{file}'")
         if done.ok:
