@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,14 @@ def test_a_new_adapter_starts_as_the_base_and_trains_alone(folder: str, dtype: s
     Learner(policy, HOW).step(rows)
     after = [one for one in policy.model.parameters() if not one.requires_grad]
     assert all(torch.equal(a, b) for a, b in zip(frozen, after, strict=True))
+
+
+def test_nobody_is_warned_of_what_peft_calls(folder: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        policy = load_policy(folder, lora=LORA)
+        policy.model.save_pretrained(tmp_path)
+        load_policy(folder, adapter=tmp_path)
 
 
 def test_an_adapter_turned_off_is_the_reference(folder: str) -> None:

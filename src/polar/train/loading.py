@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -160,9 +161,16 @@ def checkpoint_gradients(model: Any) -> None:
     """Layers keep only their inputs and run again in the backward pass (Chen et al. 2016, arXiv:1604.06174)."""
     if not getattr(model, "supports_gradient_checkpointing", True):
         raise ConfigError(f"{type(model).__name__} has no gradient checkpointing: set gradient_checkpointing to false")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.20 and later call it activation_checkpointing_enable
+    with _without_future():
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+@contextmanager
+def _without_future() -> Iterator[None]:
+    """transformers 5.20 and later call gradient checkpointing otherwise; it is not the user who has to know, nor is it by peft."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 class WithoutAdapter(Policy):
@@ -281,7 +289,8 @@ def empty_model(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape.config, dtype=_dtype(dtype), attn_implementation=attention)
         if shape.adapter is not None:
-            model = _peft().get_peft_model(model, shape.adapter)
+            with _without_future():
+                model = _peft().get_peft_model(model, shape.adapter)
     for one, kind in zip(model.parameters(), shape.dtypes, strict=True):
         one.data = one.data.to(kind)
     model.to_empty(device="cpu")
@@ -340,7 +349,8 @@ def _with_new_adapter(base: Any, lora: LoraSettings) -> Any:
         task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, bias="none"
     )
     try:
-        return peft.get_peft_model(base, config)
+        with _without_future():
+            return peft.get_peft_model(base, config)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, one in base.named_modules() if isinstance(one, torch.nn.Linear)})
         raise ConfigError(f"lora.target_modules {targets!r} fits no layer of {type(base).__name__}; it has {', '.join(names)}") from error
@@ -351,7 +361,8 @@ def _with_saved_adapter(base: Any, folder: Path, trainable: bool) -> Any:
     if not (folder / "adapter_config.json").is_file():
         raise ConfigError(f"{folder} has no adapter_config.json: it holds no adapter")
     try:
-        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+        with _without_future():
+            return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"the adapter in {folder} does not fit {type(base).__name__}: {str(error).splitlines()[0]}") from error
 
