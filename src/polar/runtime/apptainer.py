@@ -95,11 +95,11 @@ class ApptainerRuntime(Runtime):
 
     @property
     def gateway_url(self) -> str:
-        if self.place.gateway is None or self.spec.effective_network == "none":
+        direct = self.place.gateway_url
+        if direct is None or self.spec.effective_network == "none":
             raise ConfigError(f"sandbox {self.place.id} has no way to the model API (network: {self.spec.effective_network})")
         if self.spec.effective_network == "host":
-            host, port = self.place.gateway
-            return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            return direct
         if self._relay is None:
             raise ConfigError(f"sandbox {self.place.id} is not started: its way to the model API does not exist yet")
         return self._relay.url

@@ -54,6 +54,14 @@ class Place:
     hidden: tuple[Path, ...] = ()
     """Folders of this machine (the node's state, say) that are empty for programs inside, where a backend shows the machine's files."""
 
+    @property
+    def gateway_url(self) -> str | None:
+        """The model API as this machine, and whatever shares its network, reaches it."""
+        if self.gateway is None:
+            return None
+        host, port = self.gateway
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:

@@ -104,9 +104,9 @@ class BubblewrapRuntime(Kept):
 
     @property
     def gateway_url(self) -> str:
-        if self.spec.effective_network == "host" and self.place.gateway is not None:
-            host, port = self.place.gateway
-            return f"http://{host}:{port}"
+        direct = self.place.gateway_url
+        if self.spec.effective_network == "host" and direct is not None:
+            return direct
         if self._relay is None:
             raise ConfigError("this sandbox has no way to a model API")
         return self._relay.url

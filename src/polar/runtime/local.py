@@ -100,10 +100,10 @@ class LocalRuntime(Kept):
 
     @property
     def gateway_url(self) -> str:
-        if self.place.gateway is None or (self.spec.effective_network == "none" and not self._plain):
+        direct = self.place.gateway_url
+        if direct is None or (self.spec.effective_network == "none" and not self._plain):
             raise ConfigError("this sandbox has no way to a model API")
-        host, port = self.place.gateway
-        return f"http://{host}:{port}"
+        return direct
 
     def environment(self) -> dict[str, str]:
         mine = {**super().environment(), "USER": "agent", "LOGNAME": "agent"}
