@@ -356,3 +356,26 @@ async def test_b08_every_servers_form_of_calls_and_reasoning_is_read(message: Js
         read = (await chat("openai", url)).message
     assert read is not None
     assert (read.reasoning, read.text, [call.arguments for call in read.tool_calls]) == expected
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai", "sglang"])
+@pytest.mark.parametrize(
+    ("listing", "models"),
+    [
+        (None, ()),
+        ([1], ()),
+        ({"data": None}, ()),
+        ({"data": 5}, ()),
+        ({"data": ["x"]}, ()),
+        ({"data": [{"id": "m", "max_model_len": "long", "root": {"a": 1}}]}, ("m",)),
+        ({"data": [{"id": "m"}, {"object": "model"}, {"id": "n"}]}, ("m", "n")),
+    ],
+)
+async def test_a_list_of_models_of_another_form_tells_what_can_be_read(kind: str, listing: Any, models: tuple[str, ...]) -> None:
+    with server(listing) as (url, _):
+        engine: Engine = registered()[kind](url)
+        try:
+            info = await engine.info()
+        finally:
+            await engine.aclose()
+    assert (info.models, info.context, info.root) == (models, None, None)

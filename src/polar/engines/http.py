@@ -20,7 +20,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-from polar.engines.base import Chunk, Engine, TokensRequest
+from polar.engines.base import Chunk, Engine, EngineInfo, TokensRequest
 from polar.engines.connection import STALE_S, Connections, Unreachable
 from polar.engines.refusals import error_for, raise_error_body, told
 from polar.engines.sse import SseParser
@@ -65,6 +65,20 @@ class HttpEngine(Engine):
     async def get(self, path: str, *, timeout_s: float = 10.0) -> Any:
         """The parsed answer of a GET. Raises as `post` does."""
         return loads(await self._call("GET", path, None, timeout_s))
+
+    async def listed(self, path: str = "/v1/models") -> EngineInfo:
+        """What the server's list of models says, in OpenAI's form: their names, and of the first one its length and where it was loaded from.
+        What has another form is taken for not told (Ollama without a model: `"data": null`)."""
+        listing = await self.get(path)
+        data = listing.get("data") if isinstance(listing, dict) else None
+        cards = [card for card in data if isinstance(card, dict)] if isinstance(data, list) else []
+        first = cards[0] if cards else {}
+        context, root = first.get("max_model_len"), first.get("root")
+        return EngineInfo(
+            tuple(str(card["id"]) for card in cards if "id" in card),
+            context if type(context) is int else None,
+            root=root if isinstance(root, str) else None,
+        )
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float | None = None, parse: Callable[[bytes], Any] | None = None

@@ -46,10 +46,7 @@ class OpenAIEngine(HttpEngine):
         self._most: int | None = None
 
     async def info(self) -> EngineInfo:
-        listing = await self.get(f"{self._base}/models")
-        cards = [card for card in listing.get("data", []) if isinstance(card, dict)] if isinstance(listing, dict) else []
-        context = cards[0].get("max_model_len") if cards else None
-        return EngineInfo(tuple(str(card.get("id")) for card in cards), context, None, cards[0].get("root") if cards else None)
+        return await self.listed(f"{self._base}/models")
 
     async def chat(self, request: MessagesRequest) -> list[Generation]:
         answer = await self._ask(request)

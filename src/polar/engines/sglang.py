@@ -8,6 +8,7 @@ names the weight version. A stream is cumulative by default and incremental with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import orjson
@@ -33,12 +34,10 @@ class SglangEngine(SglangWeights):
     _model = "default"
 
     async def info(self) -> EngineInfo:
-        listing = await self.get("/v1/models")
-        cards = [card for card in listing.get("data", []) if isinstance(card, dict)] if isinstance(listing, dict) else []
-        card = cards[0] if cards else {}
-        self._context = card.get("max_model_len")
-        self._model = str(card.get("id", self._model))
-        return EngineInfo(tuple(str(item.get("id")) for item in cards), self._context, await self._version(), card.get("root"))
+        info = await self.listed()
+        self._context = info.context
+        self._model = info.models[0] if info.models else self._model
+        return replace(info, version=await self._version())
 
     async def _version(self) -> str | None:
         version = (await self._server_info()).get("version")

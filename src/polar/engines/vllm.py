@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from polar.chat import JsonObject, Message, Tool
@@ -58,11 +59,9 @@ class VllmEngine(VllmWeights):
         self._echoed = EchoedPrompts()
 
     async def info(self) -> EngineInfo:
-        listing = await self.get("/v1/models")
-        cards = [card for card in listing.get("data", []) if isinstance(card, dict)] if isinstance(listing, dict) else []
-        card = cards[0] if cards else {}
-        self._context = card.get("max_model_len")
-        return EngineInfo(tuple(str(item.get("id")) for item in cards), self._context, await self._version(), card.get("root"))
+        info = await self.listed()
+        self._context = info.context
+        return replace(info, version=await self._version())
 
     async def _version(self) -> str | None:
         try:
