@@ -67,7 +67,7 @@ class HttpEngine(Engine):
         return loads(await self._call("GET", path, None, timeout_s))
 
     async def listed(self, path: str = "/v1/models") -> EngineInfo:
-        """What the server's list of models says, in OpenAI's form: their names, and of the first one its length and where it was loaded from.
+        """What the server's list of models says, in OpenAI's form: all names, and of the first one its length and where it was loaded from.
         What has another form is taken for not told (Ollama without a model: `"data": null`)."""
         listing = await self.get(path)
         data = listing.get("data") if isinstance(listing, dict) else None
