@@ -132,6 +132,8 @@ BAD_BLOCKS = [
     '<tool_call>\n{"name": "bash", "arguments": "ls"}\n</tool_call>',
     '<tool_call>\n{"name": "bash", "arguments": [1]}\n</tool_call>',
     '<tool_call>\n{"name": "bash", "arguments": {"a": NaN}}\n</tool_call>',
+    '<tool_call>\n{"name": "bash", "arguments": {"a": "\\ud800"}}\n</tool_call>',
+    '<tool_call>\n{"name": "ba\\udfff", "arguments": {}}\n</tool_call>',
     '<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>',
     "<tool_call>\n[1, 2]\n</tool_call>",
     "<tool_call></tool_call>",

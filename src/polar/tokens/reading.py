@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 from renderers import ToolCallParseStatus
 
 from polar.chat import Answer, FinishReason, Message, Thinking, TokenLogprob, Tool, ToolCall, Usage
@@ -146,8 +147,8 @@ def read_call(attempt: Any) -> tuple[str, str] | None:
     """
     if attempt.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL):
         return None
-    if not isinstance(attempt.name, str) or not attempt.name.strip():
-        return None
+    if not isinstance(attempt.name, str) or not attempt.name.strip() or any("\ud800" <= one <= "\udfff" for one in attempt.name):
+        return None  # no name, or one with half of a surrogate pair, which nobody can write
     if isinstance(attempt.arguments, str):
         return (attempt.name, attempt.arguments) if _is_object(attempt.arguments) else None
     if not isinstance(attempt.arguments, dict):
@@ -319,12 +320,8 @@ def _skip(raw: str, at: int) -> int:
 
 
 def _is_object(text: str) -> bool:
-    """Whether every JSON parser reads it as an object: no NaN, which only Python's takes."""
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(constant)
-
+    """Whether every JSON parser reads it as an object: no NaN and no half of a surrogate pair, which Python's own takes."""
     try:
-        return isinstance(json.loads(text, parse_constant=refuse), dict)
-    except (ValueError, RecursionError):
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
         return False
