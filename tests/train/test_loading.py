@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Starcoder2Config
 from polar.errors import ConfigError
 from polar.train.checkpoints import RunState, latest, restore, save
 from polar.train.learner import Learner, Optimisation
-from polar.train.loading import LoraSettings, WithoutAdapter, is_lora, load_policy, merged_weights, reference_of, save_merged
+from polar.train.loading import LoraSettings, WithoutAdapter, is_lora, load_policy, merged_weights, reference_of, save_merged, save_model
 from polar.train.loss import Loss
 from polar.train.policy import Policy
 from polar.train.rows import Row
@@ -227,6 +227,16 @@ def test_nobody_is_warned_of_what_peft_calls(folder: str, tmp_path: Path) -> Non
         policy = load_policy(folder, lora=LORA)
         policy.model.save_pretrained(tmp_path)
         load_policy(folder, adapter=tmp_path)
+
+
+def test_an_adapter_of_a_hubs_model_is_saved_without_asking_the_hub(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *what, **_: asked.append(what))
+    policy = load_policy(folder, lora=LORA)
+    policy.model.peft_config["default"].base_model_name_or_path = "someone/model"
+    save_model(policy.model, tmp_path / "adapter")
+    assert not asked
+    assert all("lora_" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
 
 
 def test_an_adapter_turned_off_is_the_reference(folder: str) -> None:

@@ -249,7 +249,8 @@ def save_merged(model: Any, folder: Path) -> None:
 def _save(model: Any, folder: Path, weights: dict[str, Tensor]) -> None:
     """transformers writes the format that the model holds its weights in, which in pieces is float32: engines that load the folder go by
     what config.json says."""
-    model.save_pretrained(folder, state_dict=weights)
+    adapter = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}  # else peft asks the hub, each time
+    model.save_pretrained(folder, state_dict=weights, **adapter)
     config = folder / "config.json"
     dtype = next((one.dtype for one in weights.values() if one.is_floating_point()), None)
     if dtype is not None and config.is_file():
