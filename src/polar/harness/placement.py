@@ -8,7 +8,6 @@ present   the program on the PATH of the image; its version is whatever it is, a
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from polar.harness.install import Installation, Progress, install, portable
 from polar.runtime import backend_of
 from polar.runtime.base import ExecResult, Runtime
 from polar.runtime.spec import MountSpec, RuntimeSpec
+from polar.runtime.transfer import in_thread
 
 Way = Literal["mount", "copy", "present"]
 ROOT = "/opt/polar"
@@ -55,9 +55,10 @@ class Placement:
         return self.harness.package is not None and self.way != "present"
 
     async def install(self, progress: Progress) -> None:
-        """Into the node's cache, where it is not there yet. Raises `HarnessError`."""
+        """Into the node's cache, where it is not there yet. In a thread of its own: many may wait minutes for one installation, and
+        would use up the threads that all else of the node shares. Raises `HarnessError`."""
         if self.needs_install:
-            self._installation = await asyncio.to_thread(_install, self.harness, progress)
+            self._installation = await in_thread(lambda: _install(self.harness, progress))
 
     def mounts(self, spec: RuntimeSpec | None = None) -> list[MountSpec]:
         """Empty unless the way is `mount`. `spec` is the sandbox's own. Raises `HarnessError` before `install`."""
