@@ -13,8 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,6 @@ class Generation:
     policy_version: str | None = None
     top: list[list[tuple[int | str, float]]] | None = None
     max_tokens: int | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
     routed_experts: str | None = None
     """As `polar.records.Completion` has it."""
     untrainable: str | None = None

@@ -20,7 +20,7 @@ from polar.engines.base import Engine, EngineInfo, Mode
 from polar.engines.check import Report, check, check_tools
 from polar.engines.http import HttpEngine
 from polar.engines.pool import EnginePool
-from polar.errors import ConfigError, EngineError, EngineUnavailable, NotFound
+from polar.errors import ConfigError, EngineError, EngineUnavailable
 from polar.gateway.config import EngineConfig
 from polar.gateway.renders import PathSpec, RenderProcess
 from polar.records import Completion
@@ -303,11 +303,6 @@ class Models:
     @property
     def all(self) -> Sequence[Served]:
         return list(self._engines.values())
-
-    def by_name(self, name: str) -> Served:
-        if name not in self._engines:
-            raise NotFound(f"no engine is called {name!r}; there are {', '.join(self._engines)}")
-        return self._engines[name]
 
 
 def _check_url(setting: str, url: str) -> None:
