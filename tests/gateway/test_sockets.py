@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import time
 
@@ -49,3 +50,54 @@ def test_b81_a_closed_socket_ends_the_generation(listener: Listener, stream: boo
     assert listener.gateway.gate.inflight == 0
     (made,) = listener.made()
     assert (made.status, made.untrainable) == ("aborted", "aborted: the client left")
+
+
+OFFER = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAAAAYABgAA\r\n"
+PLAIN = {"model": "m", "messages": ask("hello")}
+
+
+def chunked(body: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (body[:9], body[9:])) + b"0\r\n\r\n"
+
+
+def post_of(key: str, offer: str, framing: str) -> tuple[bytes, bytes]:
+    """Head and body of one POST."""
+    body = json.dumps(PLAIN).encode()
+    head = f"POST /s/{key}/v1/chat/completions HTTP/1.1\r\nHost: x\r\n{offer}"
+    if framing == "chunked":
+        return (head + "Transfer-Encoding: chunked\r\n\r\n").encode(), chunked(body)
+    return (head + f"Content-Length: {len(body)}\r\n\r\n").encode(), body
+
+
+def answers_to(port: int, *pieces: bytes, count: int) -> list[int]:
+    """The statuses of the first `count` answers to bytes that come one piece at a time."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            sock.sendall(piece)
+            time.sleep(0.02)
+        got = b""
+        while len(re.findall(rb"HTTP/1.1 \d{3}", got)) < count and (more := sock.recv(65536)):
+            got += more
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d{3})", got)]
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_an_offer_of_http_2_leaves_the_request_as_it_is(listener: Listener, framing: str) -> None:
+    """vllm-project/vllm#57203, Soju06/codex-lb#1757: Java's HttpClient offers it with each request, and its body was lost."""
+    key, port = listener.key(), listener.gateway.config.port
+    head, body = post_of(key, OFFER, framing)
+    plain = b"".join(post_of(key, "", "length"))
+    assert answers_to(port, head + body, count=1) == [200]
+    assert answers_to(port, head, body, count=1) == [200]
+    assert answers_to(port, head[:50], head[50:] + body[:9], body[9:], count=1) == [200]
+    assert answers_to(port, head + body + head + body + plain, head, body, count=4) == [200] * 4
+    assert len(listener.made()) == 7
+    assert {made.messages[0].text for made in listener.made()} == {"hello"}
+
+
+def test_a_connection_serves_on_after_an_upgrade_that_was_refused(listener: Listener) -> None:
+    key, port = listener.key(), listener.gateway.config.port
+    asked = f"GET /s/{key}/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n".encode()
+    assert answers_to(port, asked, b"".join(post_of(key, "", "length")), count=2) == [426, 200]
+    assert answers_to(port, b"CONNECT host:443 HTTP/1.1\r\nHost: host:443\r\n\r\n", count=1) == [400]

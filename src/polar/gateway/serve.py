@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig
 from polar.gateway.gateway import Gateway
+from polar.gateway.http1 import Http1
 from polar.gateway.shards import Shards
 from polar.gateway.waiting import engines_up, unless
 from polar.sockets import probe
@@ -49,6 +50,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         app,
         lifespan="off",
         ws="none",
+        http=Http1,
         log_config=None,
         access_log=False,
         server_header=False,
