@@ -408,6 +408,19 @@ def test_the_whole_generation_config() -> None:
     assert (request.n, request.top_logprobs, request.model, request.stream) == (2, 4, "m", True)
 
 
+def test_numbers_may_be_strings_as_proto_json_has_them() -> None:
+    written = {"temperature": "0.5", "top_k": "64", "maxOutputTokens": "1e2", "seed": "-3", "thinkingConfig": {"thinkingBudget": "0"}}
+    request = parse(generationConfig=written)
+    assert request.sampling.as_dict() == {"temperature": 0.5, "top_k": 64, "max_tokens": 100, "seed": -3}
+    assert request.thinking is False
+
+
+@pytest.mark.parametrize("value", ["", "x", "true", "null", "NaN", "[1]", "1 2"])
+def test_a_string_that_is_no_number_is_refused(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="maxOutputTokens: must be an integer, not a string"):
+        parse(generationConfig={"maxOutputTokens": value})
+
+
 @pytest.mark.parametrize(
     ("config", "thinking", "effort", "shown"),
     [

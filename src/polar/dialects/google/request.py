@@ -1,6 +1,7 @@
 """A `generateContent` or `countTokens` body as a canonical request. Raises `InvalidRequest` and nothing else.
 
-Every field is read in camelCase and in snake_case. Safety settings, hosted tools (search, code execution, ...) and output
+Every field is read in camelCase and in snake_case, every number also where it is written as a string, as proto JSON has both
+(https://protobuf.dev/programming-guides/json). Safety settings, hosted tools (search, code execution, ...) and output
 modalities are set aside: a self-hosted model has none of them. Messages are read in `contents`.
 
 `allowedFunctionNames` with mode ANY: one name forces that tool; with several, any tool may be called, since leaving the
@@ -12,23 +13,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import orjson
+
 from polar.chat import ChatRequest, JsonObject, Sampling, Tool, ToolChoice
 from polar.dialects.base import Operation, Route, as_list, as_object, as_str, bad, optional_bool, optional_float, optional_int, optional_str
 from polar.dialects.google.contents import Fields, fields, messages, plural
 from polar.dialects.google.schema import check_depth, json_schema
 
-_CONFIG = (
+_NUMBERS = (
     "temperature",
     "topP",
     "topK",
     "maxOutputTokens",
-    "stopSequences",
     "candidateCount",
     "seed",
     "presencePenalty",
     "frequencyPenalty",
-    "responseLogprobs",
     "logprobs",
+    "thinkingBudget",
+)
+_CONFIG = (
+    *_NUMBERS[:-1],
+    "stopSequences",
+    "responseLogprobs",
     "responseMimeType",
     "responseSchema",
     "responseJsonSchema",
@@ -44,8 +51,10 @@ def parse_request(body: JsonObject, route: Route) -> ChatRequest:
     request = fields(body, "", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "cachedContent")
     if request.get("cachedContent"):
         raise bad("cached contents are not kept here; send the contents themselves", "cachedContent")
-    config = fields(request.get("generationConfig", {}), "generationConfig", *_CONFIG)
-    thinking_config = fields(config.get("thinkingConfig", {}), "thinkingConfig", "includeThoughts", "thinkingBudget", "thinkingLevel")
+    config = _numbers(fields(request.get("generationConfig", {}), "generationConfig", *_CONFIG))
+    thinking_config = _numbers(
+        fields(config.get("thinkingConfig", {}), "thinkingConfig", "includeThoughts", "thinkingBudget", "thinkingLevel")
+    )
     thinking, effort = _thinking(thinking_config)
     tools = _tools(request.get("tools"))
     return ChatRequest(
@@ -65,6 +74,21 @@ def parse_request(body: JsonObject, route: Route) -> ChatRequest:
             "include_thoughts": optional_bool(thinking_config, "includeThoughts") or False,
         },
     )
+
+
+def _numbers(config: Fields) -> Fields:
+    return {name: _number(value) if name in _NUMBERS else value for name, value in config.items()}
+
+
+def _number(value: Any) -> Any:
+    """The number that a string holds; anything else as it is, for whoever reads it to take or refuse."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+    return number if type(number) in (int, float) else value
 
 
 def _tools(value: Any) -> tuple[Tool, ...]:
