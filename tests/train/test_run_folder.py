@@ -35,7 +35,9 @@ def test_a_run_keeps_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"model": "other"}, "model"),
+        ({"model": "other"}, "model.name"),
+        ({"model": {"name": "m", "dtype": "bfloat16"}}, "model.dtype"),
+        ({"model": {"name": "m", "lora": {}}}, "model.lora"),
         ({"seed": 4}, "seed"),
         ({"batch": {"groups": 9}}, "batch.groups"),
         ({"harnesses": "codex"}, "harnesses"),
@@ -46,6 +48,14 @@ def test_settings_that_make_another_run_are_refused_by_name(changed: dict[str, A
         (run.path / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match=f"another {named}"), opened(config(tmp_path / "run", **changed)):
         pass
+
+
+def test_a_run_that_is_short_of_memory_goes_on_with_less(tmp_path: Path) -> None:
+    with opened(config(tmp_path / "run")) as run:
+        (run.path / "metrics.jsonl").touch()
+    less = {"model": {"name": "m", "gradient_checkpointing": True, "sharding": "full", "attention": "eager"}}
+    with opened(config(tmp_path / "run", **less, optimisation={"token_budget": 99})) as again:
+        assert again.begun
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:

@@ -29,13 +29,15 @@ from polar.errors import ConfigError
 from polar.train.config import TrainConfig
 from polar.train.disk import saving
 
-FIXED = ("model", "tasks", "recorded", "harnesses", "seed", "shuffle_rewards", "temperature")
+FIXED = ("tasks", "recorded", "harnesses", "seed", "shuffle_rewards", "temperature")
 FIXED_IN = {
+    "model": ("name", "dtype", "lora"),
     "batch": ("groups", "samples", "most_groups"),
     "advantage": ("baseline", "zero_variance"),
     "evaluation": ("samples", "harnesses"),
 }
-"""What a run cannot change and still be the same run: what its numbered groups are, and how many of them a step takes."""
+"""What a run cannot change and still be the same run: which weights it trains, what its numbered groups are, and how many of
+them a step takes. How the weights are laid out and computed is free: who is short of memory goes on another way."""
 
 
 KEPT = ("checkpoints", "evaluations", "rollout", "metrics.jsonl")
