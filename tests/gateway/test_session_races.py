@@ -12,6 +12,7 @@ from gateway_players import Chat, until
 
 from polar.gateway import sessions as sessions_module
 from polar.store import open_store
+from polar.testing.engine import Reply
 
 Open = Callable[..., Any]
 
@@ -129,3 +130,18 @@ async def test_an_ended_session_is_no_load_of_its_engine_though_it_called_while_
         store.session = reading  # type: ignore[attr-defined]
         assert await gw.gateway.close_session(session)
         assert [one["sessions"] for one in pool.health()] == [0]
+
+
+async def test_a_session_that_is_loaded_while_all_others_are_busy_is_loaded_once(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one state over the cap that is idle is the new one itself: dropped at once, it would give out its numbers again."""
+    monkeypatch.setattr(sessions_module, "IDLE_STATES", 1)
+    async with gateway(lambda call: Reply("Hi.", delay_s=0.3)) as gw:
+        _, busy = await gw.session()
+        session, client = await gw.session()
+        running = Chat().user("Hi").start(busy)
+        await until(lambda: gw.engine.calls)
+        asked = [Chat().user("Hi").start(client)]
+        await until(lambda: len(gw.engine.calls) == 2)
+        asked.append(Chat().user("Hi").start(client))
+        assert [(await one.finished()).status for one in (running, *asked)] == [200, 200, 200]
+        assert [one.number for one in await gw.completions(session)] == [0, 1]

@@ -215,6 +215,8 @@ class Sessions:
             if hashed in self._ending:
                 raise SessionClosed("this session is closed; nothing was recorded")
             state = await self._load(hashed)
+            state.check_open()
+            state = self._states.setdefault(hashed, state)  # another load may have dropped it before this one was woken
         else:
             self._states.move_to_end(hashed)
         state.check_open()
@@ -293,15 +295,15 @@ class Sessions:
         budgets = _budgets(record.settings, self._config.budgets)
         state = SessionState(record, heads, budgets, None if first is None else first.started)
         self._states[hashed] = state
-        self._evict()
+        self._evict(hashed)
         return state
 
-    def _evict(self) -> None:
-        """Drops the longest idle states over the cap; one with a call in flight stays."""
+    def _evict(self, loaded: bytes) -> None:
+        """Drops the longest idle states over the cap; one with a call in flight stays, and the one that was just loaded for a call."""
         if len(self._states) <= IDLE_STATES:
             return
         for hashed, state in list(self._states.items()):
-            if not state.busy:
+            if not state.busy and hashed != loaded:
                 del self._states[hashed]
                 if len(self._states) <= IDLE_STATES:
                     return
