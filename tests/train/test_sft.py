@@ -191,6 +191,16 @@ def test_what_changes_no_number_may_change(tmp_path: Path) -> None:
     assert quiet(config(tmp_path, checkpoint_every=2, keep=1, metrics=["jsonl", "tensorboard"])).finished
 
 
+def test_a_run_that_is_short_of_memory_goes_on_with_less(tmp_path: Path) -> None:
+    quiet(config(tmp_path, output=str(tmp_path / "straight")))
+    quiet(config(tmp_path), stop=lambda: True)
+    begun = json.loads((tmp_path / "out" / "sft.json").read_text())
+    (tmp_path / "out" / "sft.json").write_text(json.dumps({**begun, "token_budget": 60}))  # as it was noted before
+    assert quiet(config(tmp_path, token_budget=30, gradient_checkpointing=True)).finished
+    for name, value in weights(tmp_path / "straight" / "model").items():
+        assert float((value - weights(tmp_path / "out" / "model")[name]).abs().mean()) < 1e-4, name
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")

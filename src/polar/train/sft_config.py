@@ -16,8 +16,14 @@ from polar.train.settings import problems, told
 
 Dtype = Literal["float32", "bfloat16"]
 
-NUMBERS_NOT = frozenset({"data", "any_tokenizer", "output", "metrics", "checkpoint_every", "keep", "evaluate_every"})
-"""Settings that an interrupted run may go on with changed: no weight depends on them. Of the data, its rows count, not its place."""
+NUMBERS_NOT = frozenset(
+    {
+        *("data", "any_tokenizer", "output", "metrics", "checkpoint_every", "keep", "evaluate_every"),
+        *("token_budget", "gradient_checkpointing", "attention"),
+    }
+)
+"""Settings that an interrupted run may go on with changed: no weight depends on them, those of memory aside, which change the order of sums
+alone. Of the data, its rows count, not its place."""
 
 
 class SftConfig(BaseModel):

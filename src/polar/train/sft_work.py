@@ -17,7 +17,7 @@ from polar.tokens.tokenizer import load_tokenizer
 from polar.train import checkpoints
 from polar.train.learner import Optimisation
 from polar.train.loading import LoraSettings
-from polar.train.sft_config import SftConfig
+from polar.train.sft_config import NUMBERS_NOT, SftConfig
 from polar.train.sft_data import Rows, batches, read_rows, splits_of
 
 SETTINGS = "sft.json"
@@ -119,7 +119,7 @@ def _identify(output: Path, config: SftConfig, data: Rows, validation: Rows | No
     place = output / SETTINGS
     if place.is_file():
         try:
-            theirs = json.loads(place.read_text())
+            theirs = {name: value for name, value in json.loads(place.read_text()).items() if name not in NUMBERS_NOT}
             changed = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
         except (ValueError, AttributeError) as error:
             raise ConfigError(f"{place} is not of a run of polar sft: {error}") from error
