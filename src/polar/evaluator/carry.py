@@ -27,6 +27,7 @@ from polar.evaluator.base import Evidence
 from polar.evaluator.budget import Budget
 from polar.evaluator.guards import PARTLY, Trusted, guarded
 from polar.runtime.base import Runtime
+from polar.runtime.kept import used
 
 How = Literal["workdir", "patch", "none"]
 MAX_BYTES = 4 << 30
@@ -120,6 +121,9 @@ async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carr
                 return Carried(f"the work folder cannot be taken out of the sandbox: {error}", how="workdir")
         except FileNotFoundError:
             local.mkdir()
+        room_mb = runtime.spec.storage_mb
+        if room_mb is not None and await asyncio.to_thread(used, local) > room_mb << 20:
+            return Carried(f"the work folder takes more than the {room_mb} MB that a sandbox of the task has", how="workdir")
         emptied = await runtime.exec(
             ["sh", "-c", 'cd -- "$1" && ls -A && find . -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +', "sh", runtime.workdir],
             timeout_s=min(300.0, budget.left()),

@@ -42,6 +42,8 @@ class Kept(Runtime):
         self._line: Line | None = None
         self._storage: asyncio.Task[None] | None = None
         self._full = False
+        self._copies = 0
+        """Under way."""
         self.pid: int | None = None
         """A process in the sandbox's namespaces, as this machine numbers it."""
 
@@ -182,6 +184,7 @@ class Kept(Runtime):
 
         body = {"call": call, "path": self._inside(path), "argv": [], "env": {}, "cwd": "/"}
         inner: asyncio.Task[tuple[int, bool]] | None = None
+        self._copies += 1
         try:
             try:
                 inner = asyncio.create_task(inside(self.line))
@@ -201,6 +204,7 @@ class Kept(Runtime):
                 raise refused
             return code, errors.text()
         finally:
+            self._copies -= 1
             if inner is not None and not inner.done():
                 inner.cancel()
                 with contextlib.suppress(asyncio.CancelledError, SandboxError):
@@ -218,7 +222,7 @@ class Kept(Runtime):
             begun = time.monotonic()
             self._full = await asyncio.to_thread(used, self.place.folder) > limit
             pause_s = max(_STORAGE_LOOK_S, 4 * (time.monotonic() - begun))  # many files take long to count
-            if self._full:
+            if self._full and not self._copies:  # a copy is our own, and whether it is cut would be chance
                 with contextlib.suppress(SandboxError):
                     await self.end_processes()
 
