@@ -80,3 +80,20 @@ async def test_a_setting_at_the_top_is_told_where_it_belongs(gateway: Open) -> N
     async with gateway([]) as gw:
         refused = await admin(gw).post("/sessions", {"budgets": {"max_turns": 3}})
         assert "settings.budgets" in refused.json()["error"]["message"]
+
+
+async def test_sessions_of_the_same_moment_do_not_end_the_list(gateway: Open) -> None:
+    """They stand on one page, which is longer than asked for; what is older comes on the next."""
+    async with gateway([]) as gw:
+        times = iter([1.0, 2.0, 2.0, 2.0, 3.0])
+        gw.gateway.sessions._clock = lambda: next(times)
+        made = [(await gw.session())[0].id for _ in range(5)]
+        found: list[str] = []
+        query = "limit=2"
+        while True:
+            page = (await admin(gw).get(f"/sessions?{query}")).json()
+            found += [one["session_id"] for one in page["sessions"]]
+            if page["next"] is None:
+                break
+            query = f"limit=2&before={page['next']}"
+        assert sorted(found) == sorted(made)

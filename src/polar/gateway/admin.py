@@ -90,7 +90,7 @@ def admin_app(gateway: Gateway) -> Starlette:
         except ValueError as error:
             raise InvalidRequest(f"limit and before must be numbers: {error}") from error
         rows = await gateway.store.sessions(limit=limit, before=before, open_only=query.get("status") == "open")
-        return Json({"sessions": [shown(row) for row in rows], "next": rows[-1].created if len(rows) == limit else None})
+        return Json({"sessions": [shown(row) for row in rows], "next": rows[-1].created if len(rows) >= limit else None})
 
     async def show(request: Request) -> Response:
         record = await found(request)
