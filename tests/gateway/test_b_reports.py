@@ -6,6 +6,7 @@ Each has its number in the name. Parsing and encoding alone are tested per diale
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -55,6 +56,22 @@ async def test_b11_usage_is_always_there_in_numbers(gateway: Open, stream: bool)
         assert first["message"]["usage"]["input_tokens"] > 0
         assert isinstance(first["message"]["usage"]["output_tokens"], int)
         assert last["usage"]["output_tokens"] > 0
+
+
+async def test_b28_a_replayed_stream_counts_the_cache_from_its_first_event_on(gateway: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients differ in which event they take which count from: who mixes them must not count cached tokens twice."""
+    async with gateway([HI]) as gw:
+        _, client = await gw.session()
+        honest = gw.engine.generate
+
+        async def cached(request: Any) -> Any:
+            return [replace(one, cached_tokens=8) for one in await honest(request)]
+
+        monkeypatch.setattr(gw.engine, "generate", cached)
+        events = (await Anthropic().user("Go.").send(client, True)).events()
+        first, last = events[0]["message"]["usage"], events[-2]["usage"]
+        assert first["cache_read_input_tokens"] == last["cache_read_input_tokens"] == 8
+        assert first["input_tokens"] == last["input_tokens"] > 0
 
 
 async def test_b14_b15_foreign_and_redacted_thinking_is_dropped_and_the_call_served(gateway: Open) -> None:

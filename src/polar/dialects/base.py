@@ -66,6 +66,8 @@ class Reply:
     ref: str
     created: int
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """How many of the prompt's tokens were read from a cache, where that is known before the answer is written."""
     context: int | None = None
     """The model's maximum length in tokens (prompt and answer), where it is known."""
 

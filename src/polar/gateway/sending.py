@@ -125,7 +125,8 @@ class LiveAnswer:
 
 
 def reply_of(chat: ChatRequest, call: Call) -> Reply:
-    return Reply(request=chat, ref=call.ref, created=int(call.started), prompt_tokens=call.prompt_tokens, context=call.context)
+    cached = call.answers()[0].usage.cached if call.done() and call.failure() is None else 0
+    return Reply(chat, call.ref, int(call.started), prompt_tokens=call.prompt_tokens, cached_tokens=cached, context=call.context)
 
 
 def as_call_error(error: BaseException) -> CallError:

@@ -64,7 +64,8 @@ class AnthropicEncoder(Encoder):
         return _write([error_body(error, f"req_{self.reply.ref}")])
 
     def opening(self) -> JsonObject:
-        """`message_start`; its counts are what is known before the answer."""
+        """`message_start`; its counts are what is known before the answer. Clients differ in which event they take which count from."""
+        cached = min(self.reply.cached_tokens, self.reply.prompt_tokens)
         message: JsonObject = {
             "id": f"msg_{self.reply.ref}",
             "type": "message",
@@ -75,9 +76,9 @@ class AnthropicEncoder(Encoder):
             "stop_sequence": None,
             "stop_details": None,
             "usage": {
-                "input_tokens": self.reply.prompt_tokens,
+                "input_tokens": self.reply.prompt_tokens - cached,
                 "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
+                "cache_read_input_tokens": cached,
                 "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
                 "output_tokens": 0,
                 "service_tier": "standard",
