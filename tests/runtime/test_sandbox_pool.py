@@ -147,6 +147,37 @@ async def test_kinds_that_nobody_takes_any_more_are_stopped(owner: Owner) -> Non
         await give_back(owner, first, second)
 
 
+async def test_what_stands_ready_is_stopped_where_nothing_is_taken_any_more(owner: Owner) -> None:
+    now = [0.0]
+    async with Pool(remove=owner.remove, warm=2, idle_s=60, clock=lambda: now[0]) as pool:
+        taken = await pool.take(PREPARED, places(owner))
+        await done(pool, ready=2)
+        await pool.tidy()
+        assert pool.ready == 2
+        now[0] = 100.0
+        await pool.tidy()
+        assert pool.ready == 0
+        await give_back(owner, taken)
+    assert [one.name for one in owner.folder.iterdir()] == ["alive.lock"]
+
+
+async def test_one_on_the_shelf_that_cannot_be_removed_fails_nobody(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Pool(remove=owner.remove, warm=1) as pool:
+        first = await pool.take(PREPARED, places(owner))
+        await done(pool, ready=1)
+        (shelf,) = pool._shelves.values()
+        dead = shelf.ready[0]
+        await dead.stop()
+
+        async def resists() -> None:
+            raise SandboxError("the daemon does not answer")
+
+        monkeypatch.setattr(dead, "stop", resists)
+        second = await pool.take(PREPARED, places(owner))
+        assert second.place.id != dead.place.id
+        await give_back(owner, first, second)
+
+
 async def test_nothing_is_kept_of_kinds_that_are_long_gone(owner: Owner) -> None:
     now = [0.0]
     async with Pool(remove=owner.remove, max_snapshots=1, idle_s=60, clock=lambda: now[0]) as pool:

@@ -98,11 +98,11 @@ class Pool:
                 runtime = shelf.ready.popleft()
                 if await _lives(runtime):
                     return runtime
-                await self._drop(runtime)
+                await self._drop_or_say(runtime)
             return await self._make(shelf, place_factory)
         finally:
             shelf.making -= 1
-            self._later(self._tidy())
+            self._later(self.tidy())
 
     async def aclose(self) -> None:
         """Stops what stands ready and removes the images. Raises `SandboxError` with what could not be removed, after all else was."""
@@ -181,13 +181,23 @@ class Pool:
         finally:
             await asyncio.to_thread(self._remove, runtime.place.id)
 
-    async def _tidy(self) -> None:
-        """Fills the shelves in use, empties those that are not, and removes images beyond the limit, the longest unused first."""
+    async def _drop_or_say(self, runtime: Runtime) -> None:
+        """One that nobody waits for: what of it resists holds up nothing else, and is found by its label at the next start."""
+        try:
+            await self._drop(runtime)
+        except (SandboxError, OSError) as error:
+            _log.warning(
+                "a sandbox that stood ready could not be removed completely", extra={"sandbox": runtime.place.id, "why": str(error)}
+            )
+
+    async def tidy(self) -> None:
+        """Fills the shelves in use, empties those that are not, and removes images beyond the limit, the longest unused first. Done with
+        each that is taken; where none is for long, whoever owns the pool asks for it now and then."""
         now = self._clock()
         for shelf in list(self._shelves.values()):
             if now - shelf.used_at > self._idle_s:
                 while shelf.ready:
-                    await self._drop(shelf.ready.popleft())
+                    await self._drop_or_say(shelf.ready.popleft())
             elif not self._closed:
                 for _ in range(self._missing(shelf)):
                     shelf.making += 1

@@ -142,8 +142,10 @@ class Sandboxes:
         return None if error is None else str(error) or type(error).__name__
 
     async def tidy(self) -> None:
-        """Tries once more to remove what could not be removed."""
+        """Tries once more to remove what could not be removed, and ends what has stood ready for too long."""
         await asyncio.gather(*(self.remove(runtime) for runtime in list(self._stuck.values())))
+        if self._pool is not None:
+            await self._pool.tidy()
 
     async def aclose(self) -> None:
         """Removes whatever is still there."""
