@@ -43,7 +43,9 @@ def service_token(config: PolarConfig) -> str:
         return config.rollout.token
     path = token_file()
     with contextlib.suppress(FileNotFoundError):
-        return path.read_text().strip()
+        if token := path.read_text().strip():
+            return token
+        path.unlink()  # the disk was full when it was to be written: nobody could call with an empty one
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = "polar-rollout-" + secrets.token_urlsafe(24)
     try:
