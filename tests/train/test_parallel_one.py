@@ -12,8 +12,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from tiny_qwen3 import tiny_qwen3
 
+from polar.train import parallel
 from polar.train.learner import Optimisation
-from polar.train.loading import LoraSettings, WithoutAdapter, save_merged
+from polar.train.loading import LoraSettings, WithoutAdapter, empty_model, load_model, save_merged, shape_of
 from polar.train.parallel import Several
 from polar.train.rows import Row
 
@@ -74,6 +75,18 @@ def test_a_state_with_other_masters_is_refused_before_the_others_are_told(group:
     with pytest.raises(ValueError, match="float32 masters of"):
         learner.load_optimizer_state({**state, "masters": state["masters"][1:]})
     assert not group.busy
+
+
+def test_main_memory_holds_a_model_in_pieces_on_the_leader_alone(group: Several, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 copy in each process of a machine with eight GPUs would be 32 bytes a weight."""
+    model = empty_model(shape_of(load_model(folder, dtype="bfloat16", device="cpu")), dtype="bfloat16")
+    monkeypatch.setattr(group, "rank", 1)
+    converted: list[torch.Size] = []
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: converted.append(self.shape) or self.to(torch.float32))
+    monkeypatch.setattr(parallel.sharded, "ShardedPolicy", lambda model, **_: model)
+    made = group._sharded(model, 1.0)
+    assert not converted
+    assert {one.dtype for one in made.parameters()} == {torch.float32}
 
 
 def test_the_reference_of_a_policy_in_pieces_makes_passes_of_one_row_where_that_does(group: Several, folder: str) -> None:

@@ -214,11 +214,12 @@ class Several:
         return Policy(model, temperature=temperature)
 
     def _sharded(self, model: Any, temperature: float) -> Policy:
-        """What is trained is float32 in pieces, and computes in the format that was asked for."""
+        """What is trained is float32 in pieces, and computes in the format that was asked for. Main memory holds the whole of it on rank 0
+        only: elsewhere nothing is written before the pieces come."""
         half = next((one.dtype for one in model.parameters() if one.dtype in HALVES), None)
         for one in model.parameters():
             if one.requires_grad and one.dtype in HALVES:
-                one.data = one.data.float()
+                one.data = one.data.float() if self.leads else torch.empty_like(one.data, dtype=torch.float32)
         values = [one.detach() if self.leads else None for one in model.parameters()]
         model = sharded.shard(model, init_device_mesh(self.device.type, (self.world,)), half)
         model.to(self.device)
