@@ -262,3 +262,13 @@ async def test_what_no_parser_can_read_is_recorded_all_the_same(gateway: Open, m
         assert (made.status, made.sampled_ids is not None) == ("aborted", True)
         assert made.untrainable is not None
         assert "a fault of the parser" in made.untrainable
+
+
+async def test_the_choices_of_a_call_share_what_the_budget_lets_it_sample(gateway: Open) -> None:
+    async with gateway(lambda call: "one two three four five six seven eight") as gw:
+        session, client = await gw.session(settings={"budgets": {"max_tokens": 9}})
+        player = Chat().user("Go.")
+        player.extra = {"n": 3}
+        assert (await player.send(client)).status == 200
+        made = await gw.completions(session)
+        assert [len(one.sampled_ids) for one in made] == [3, 3, 3]

@@ -30,7 +30,8 @@ class Sampled:
 def settle_sampling(
     plan: Plan, request: ChatRequest, session: Session, config: GatewayConfig, context: int | None, left: int | None = None
 ) -> Sampled:
-    """Raises `ContextOverflow` only if the prompt itself leaves no room for a single token. `left` is what the session may still sample.
+    """Raises `ContextOverflow` only if the prompt itself leaves no room for a single token. `left` is what the session may still sample,
+    over all choices of the call.
 
     A `train` session has no seed: with one, all samples of a group would be the same.
     """
@@ -41,6 +42,8 @@ def settle_sampling(
         sampled.tags.add("greedy")
     if sampled.sampling.logit_bias or request.response_format or request.tool_choice.mode in ("required", "named"):
         sampled.tags.add("constrained")
+    if left is not None:
+        left = max(1, left // request.n)
     room = left
     if plan.prompt_ids is not None and context is not None:
         free = context - len(plan.prompt_ids)
