@@ -215,6 +215,7 @@ async def test_what_needs_guided_decoding_is_refused(engine: VllmEngine) -> None
         {"prompt": []},
         {"prompt": {"a": 1}},
         {"prompt": "x", "temperature": -1},
+        {"prompt": "x", "repetition_penalty": 0},
         {"prompt": "x", "temperature": "hot"},
         {"prompt": "x", "n": 0},
         {"prompt": "x", "logprobs": True},

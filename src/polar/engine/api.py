@@ -171,6 +171,9 @@ def parse_params(body: Mapping[str, Any], prompt_tokens: int, context: int, defa
             f"max_tokens={max_tokens} cannot be greater than max_model_len={context}. Please request fewer output tokens.",
             param="max_tokens",
         )
+    penalty = _number(body.get("repetition_penalty"), "repetition_penalty", 0.0, None, 1.0)
+    if not penalty:  # logits are divided by it
+        raise ApiError(400, "repetition_penalty must be greater than 0.", param="repetition_penalty")
     top_k = int(_number(body.get("top_k"), "top_k", -1, None, 0))
     seed = body.get("seed")
     return Params(
@@ -181,7 +184,7 @@ def parse_params(body: Mapping[str, Any], prompt_tokens: int, context: int, defa
         min_p=_number(body.get("min_p"), "min_p", 0.0, 1.0, 0.0),
         presence_penalty=_number(body.get("presence_penalty"), "presence_penalty", -2.0, 2.0, 0.0),
         frequency_penalty=_number(body.get("frequency_penalty"), "frequency_penalty", -2.0, 2.0, 0.0),
-        repetition_penalty=_number(body.get("repetition_penalty"), "repetition_penalty", 0.0, None, 1.0),
+        repetition_penalty=penalty,
         seed=None if seed is None else int(_number(seed, "seed", None, None)),
         stop=_strings(body.get("stop"), "stop"),
         stop_token_ids=tuple(int(_number(item, "stop_token_ids", 0, None)) for item in body.get("stop_token_ids") or ()),
