@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from evaluator_lab import PYTEST, PYTHON, Lab, patch_of, work
 
+from polar.errors import EvaluatorError
 from polar.evaluator import guards, make, patches, test_map
 
 FIX = "sed -i '/def sub/,$s/a + b/a - b/' calc.py"
@@ -80,3 +84,16 @@ async def test_a_carried_patch_is_read_beside_the_event_loop(lab: Lab, repositor
         verdict = await make("command", config).evaluate(lab.evidence(agent, patch=await patch_of(agent)))
     assert verdict.reward == 1, verdict.report
     assert (watched.beside, watched.inside) == ({"filtered"}, set())
+
+
+async def test_a_function_that_hangs_takes_no_thread_that_others_share(lab: Lab) -> None:
+    """It stays for as long as its process does; a few of them would have stopped all that the node does in threads."""
+    code = "import threading\nended = threading.Event()\ndef hangs(evidence):\n    ended.wait(600)\n    return 1\n"
+    (lab.task_folder / "grade.py").write_text(code)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    evaluator = make("python", {"function": "grade.py:hangs", "timeout_seconds": 0.2})
+    with pytest.raises(EvaluatorError, match="did not return"):
+        await evaluator.evaluate(lab.evidence(None))
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(lambda: "done") == "done"
+    next(module for name, module in sys.modules.items() if name.startswith("polar_task_") and hasattr(module, "ended")).ended.set()

@@ -4,7 +4,8 @@
 a `Verdict` or an object with `reward` (and `row_rewards`, `metrics`, `report`); it may be async. Its exceptions and its timeouts are the
 evaluator's failure, not the policy's.
 
-In this process it may use sandboxes (`evidence.fresh`, `evidence.agent`); a synchronous one runs in a thread, which nothing can end. With
+In this process it may use sandboxes (`evidence.fresh`, `evidence.agent`); a synchronous one runs in a thread, which nothing can end: one
+that hangs stays, and takes none of the threads that others share. With
 `subprocess` it runs in a Python of its own, which a timeout ends with everything that it started; there it has the same evidence without
 sandboxes.
 """
@@ -35,6 +36,7 @@ from polar.errors import EvaluatorError, PolarError
 from polar.evaluator.base import Evaluator, Evidence, Verdict, register
 from polar.evaluator.budget import Budget
 from polar.evaluator.commands import keep
+from polar.runtime.transfer import in_thread
 
 CHILD = "import sys; from polar.evaluator.python_child import main; sys.exit(main(sys.argv[1:]))"
 
@@ -69,7 +71,7 @@ class Python(Evaluator[PythonConfig]):
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
-                function = await asyncio.to_thread(load, config.function, evidence.task_folder)
+                function = await in_thread(lambda: load(config.function, evidence.task_folder))
                 return verdict(await call(function, evidence, config.kwargs), config.function)
         except PolarError:
             raise
@@ -152,10 +154,10 @@ def _file(source: str, task_folder: Path | None) -> ModuleType:
 
 
 async def call(function: Callable[..., Any], evidence: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Calls it, in a thread where it is not async."""
+    """Calls it, in a thread of its own where it is not async."""
     if inspect.iscoroutinefunction(function):
         return await function(evidence, **kwargs)
-    value = await asyncio.to_thread(function, evidence, **kwargs)
+    value = await in_thread(lambda: function(evidence, **kwargs))
     return await value if inspect.isawaitable(value) else value
 
 
