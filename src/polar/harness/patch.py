@@ -117,9 +117,9 @@ class WorkFolder:
         """Brings the index up to date. Returns warnings and the names of the files that are too large."""
         names = await self._names(modified=modified)
         huge = await self._huge()
-        wanted = sorted(names - huge)
+        wanted = await asyncio.to_thread(lambda: _joined(sorted(names - huge)))
         added = ["update-index", "-z", "--add", "--remove", "--replace", "--stdin"]
-        done = await self._git(added, stdin=_joined(wanted))
+        done = await self._git(added, stdin=wanted)
         warnings = []
         if not done.ok:
             warnings = await self._one_by_one(wanted)
@@ -129,9 +129,10 @@ class WorkFolder:
             warnings.append(f"left out of the patch, each larger than {MAX_FILE_BYTES} bytes: {shown}")
         return warnings, huge
 
-    async def _one_by_one(self, names: list[str]) -> list[str]:
-        """For the case that git refuses one of them (unreadable, neither file nor link): all others are still taken."""
-        done = await self._run(_ONE_BY_ONE, env=self._own(), stdin=_joined(names))
+    async def _one_by_one(self, names: bytes) -> list[str]:
+        """For the case that git refuses one of them (unreadable, neither file nor link): all others are still taken. `names` as
+        `_joined` makes them."""
+        done = await self._run(_ONE_BY_ONE, env=self._own(), stdin=names)
         return [f"some files could not be read for the patch: {done.tail(300)}"] if not done.ok else []
 
     async def _names(self, *, modified: bool) -> set[str]:
@@ -145,7 +146,7 @@ class WorkFolder:
             timeout_s=_TIMEOUT_S,
             keep_bytes=_MAX_LIST_BYTES,
         )
-        return names | (_split(forced.stdout) if forced.ok and not forced.truncated else set())
+        return names | (await asyncio.to_thread(_split, forced.stdout) if forced.ok and not forced.truncated else set())
 
     async def _with_nested(self, listed: set[str]) -> set[str]:
         """A repository inside the folder is listed as one name with a slash at its end; its files take its place."""
@@ -165,7 +166,8 @@ class WorkFolder:
     async def _huge(self) -> set[str]:
         line = f"find . -name .git -prune -o -type f -size +{MAX_FILE_BYTES}c -print0"
         found = await self._run(line, env={}, keep_bytes=_MAX_LIST_BYTES)
-        return {name.removeprefix("./") for name in _split(found.stdout)}  # folders that cannot be read make it fail; the rest counts
+        # folders that cannot be read make it fail; the rest counts
+        return {name.removeprefix("./") for name in await asyncio.to_thread(_split, found.stdout)}
 
     async def _write_tree(self) -> str:
         tree = self._ok(await self._git(["write-tree"]), "git write-tree").text.strip()
@@ -177,7 +179,7 @@ class WorkFolder:
         done = self._ok(await self._git(arguments, env=env, cwd=cwd, keep_bytes=_MAX_LIST_BYTES), f"git {arguments[0]}")
         if done.truncated:
             raise _Failed("there are too many files")
-        return _split(done.stdout)
+        return await asyncio.to_thread(_split, done.stdout)  # there may be millions, and others share the event loop
 
     async def _git(
         self,
