@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, and_, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select, tuple_, update
 
 from polar.errors import RolloutError
 from polar.rollout.database import Transaction, packed, unpacked
-from polar.rollout.ending import ACTIVE, Ending, attempt_failed, cancel_rest
+from polar.rollout.ending import ACTIVE, BACKOFF_S, Ending, attempt_failed, cancel_rest
 from polar.rollout.models import FINAL, Heartbeat, NodeRegistration
 from polar.rollout.schedule import lease_s
-from polar.rollout.tables import attempts, nodes, sessions, tasks
+from polar.rollout.tables import attempts, deliveries, nodes, sessions, tasks
 from polar.trajectory.text import well_formed
 
 
@@ -176,14 +176,24 @@ def due(connection: Connection, configured_s: float | None, now: float) -> bool:
     return any(connection.execute(query.limit(1)).first() is not None for query in (late, silent, stops))
 
 
-def resume(tx: Transaction, configured_s: float | None) -> None:
-    """The service was away, so that no heartbeat could come: leases and nodes get their time anew."""
+def resume(tx: Transaction, configured_s: float | None, final_s: float) -> None:
+    """The service was away, so that no heartbeat could come, or the clock was set: leases and nodes get their time anew, and nothing is
+    waited for longer than it can be by the clock as it is now. `final_s` as in `heartbeat`."""
     for node in tx.connection.execute(select(nodes)).all():
         until = tx.now + lease_s(node.interval_s, configured_s)
-        mine = update(attempts).where(attempts.c.node == node.id, attempts.c.state != "ended", attempts.c.lease_until < until)
-        tx.connection.execute(mine.values(lease_until=until))
+        latest = max(until, tx.now + final_s)
+        mine, final = update(attempts).where(attempts.c.node == node.id, attempts.c.state != "ended"), attempts.c.status.in_(FINAL)
+        tx.connection.execute(mine.where(or_(attempts.c.lease_until < until, ~final)).values(lease_until=until))
+        tx.connection.execute(mine.where(attempts.c.lease_until > latest).values(lease_until=latest))
         if node.state != "lost":
             tx.connection.execute(update(nodes).where(nodes.c.id == node.id).values(last_seen=tx.now, blocked_until=0.0))
+    late = tx.now + BACKOFF_S[1]
+    tx.connection.execute(update(sessions).where(sessions.c.state == "waiting", sessions.c.not_before > late).values(not_before=late))
+    stop = update(tasks).where(tasks.c.state == "running", tasks.c.stop_at > tx.now + tasks.c.grace_s)
+    tx.connection.execute(stop.values(stop_at=tx.now + tasks.c.grace_s))
+    ahead = update(deliveries).where(deliveries.c.state == "due", deliveries.c.created > tx.now)
+    tx.connection.execute(ahead.values(created=tx.now, next_try=tx.now))
+    tx.wake |= {"schedule", "deliver"}
 
 
 def drain(tx: Transaction, node_id: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from polar.rollout.schedule import Dispatch
 
 ANSWER_S = 30.0
 CONNECT_S = 5.0
+PER_NODE = 16
+"""Calls of one kind to one node at once, so that one that hangs holds up no other."""
 
 Word = Literal["accepted", "full", "unreachable", "unclear", "locked_out", "refused"]
 """`full`: 503; `unreachable`: it cannot have the session; `unclear`: it may have it, ask again; `locked_out`: our token is not its own (it
@@ -29,6 +33,28 @@ class Said:
     word: Word
     wait_s: float = 1.0
     why: str = ""
+
+
+class Rooms:
+    """`PER_NODE` places for each node. Nothing is kept of one that nobody calls."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def one(self, node: str) -> AsyncIterator[bool]:
+        """A place for a call to that node; whether it had to be waited for."""
+        room = self._rooms.setdefault(node, asyncio.Semaphore(PER_NODE))
+        self._users[node] += 1
+        waits = room.locked()
+        try:
+            async with room:
+                yield waits
+        finally:
+            self._users[node] -= 1
+            if not self._users[node]:
+                del self._users[node], self._rooms[node]
 
 
 class Nodes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -28,17 +29,17 @@ from polar.rollout.config import RolloutConfig
 from polar.rollout.database import Database, Transaction, unpacked
 from polar.rollout.events import Feed
 from polar.rollout.models import Heartbeat, NodeRegistration, TaskRequest
-from polar.rollout.remote import Nodes, Said
+from polar.rollout.remote import Nodes, Rooms, Said
 from polar.rollout.schedule import Dispatch
 from polar.rollout.submit import Submission, submit
 
 log = logging.getLogger("polar.rollout")
 
-DISPATCHES = 64
-"""Sessions on their way to nodes at once."""
 RETENTION_S = 600.0
 REPLACED = 100
 """Earlier instances of a node that are remembered."""
+CLOCK_S, AWAY_S = 1.0, 2.0
+"""By how much the clock is off, and how long this process stands still, before leases are given their time anew."""
 TELL_AGAIN_S = 2.0
 """Between two tries to tell a node of a cancellation."""
 
@@ -67,13 +68,14 @@ class Service:
         self._calls: set[asyncio.Task[None]] = set()
         self._dispatching: set[tuple[str, int]] = set()
         self._telling: dict[tuple[str, int], float] = {}
-        self._slots = asyncio.Semaphore(DISPATCHES)
+        """When their nodes may be told of these again: not while they are being told."""
+        self._dispatches, self._cancels = Rooms(), Rooms()
         self._saving = asyncio.Lock()
 
     async def start(self) -> None:
         """Takes up what an earlier process left."""
         await self.remote.start()
-        await self.database.write(lambda tx: leases.resume(tx, self.config.lease_seconds))
+        await self.database.write(self._resume)
         for name, loop in (
             ("schedule", self._schedule),
             ("leases", self._expire),
@@ -211,18 +213,23 @@ class Service:
         try:
             pause_s = 0.5
             while True:
-                async with self._slots:
+                async with self._dispatches.one(dispatch.url) as waited:
+                    if waited and not await self._is_dispatching(dispatch):
+                        return
                     said = await self.remote.dispatch(dispatch)
                 if said.word != "unclear" and not (asked and said.word in ("unreachable", "locked_out")):
                     break
                 asked = True
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 5.0)
-                if not await self.database.read(lambda connection: schedule.is_dispatching(connection, dispatch)):
+                if not await self._is_dispatching(dispatch):
                     return
             await self.database.write(lambda tx: self._brought(tx, dispatch, said))
         finally:
             self._dispatching.discard((dispatch.session, dispatch.attempt))
+
+    async def _is_dispatching(self, dispatch: Dispatch) -> bool:
+        return await self.database.read(lambda connection: schedule.is_dispatching(connection, dispatch))
 
     def _brought(self, tx: Transaction, dispatch: Dispatch, said: Said) -> None:
         if said.word == "accepted":
@@ -234,12 +241,24 @@ class Service:
             schedule.returned(tx, dispatch.session, dispatch.attempt, dispatch.node, said.wait_s)
 
     async def _expire(self) -> None:
+        """What has run out, ends; but not by a clock that was set or a machine that slept, nor while no heartbeat could be heard."""
         configured = self.config.lease_seconds
         pause_s = 0.5 if configured is None else min(0.5, max(0.02, configured / 5))
+        said, passed = self.database.clock(), time.monotonic()
         while True:
             await asyncio.sleep(pause_s)
+            (said_before, passed_before), (said, passed) = (said, passed), (self.database.clock(), time.monotonic())
+            away_s = passed - passed_before - pause_s
+            moved_s = said - said_before - (passed - passed_before)
+            if abs(moved_s) > CLOCK_S or away_s > AWAY_S:
+                seen = {"set_s": round(moved_s, 1), "still_s": round(away_s, 1)}
+                log.warning("the clock was set, or this process stood still: leases get their time anew", extra=seen)
+                await self.database.write(self._resume)
             if await self.database.read(lambda connection: leases.due(connection, configured, self.database.clock())):
                 await self.database.write(lambda tx: leases.expire(tx, configured))
+
+    def _resume(self, tx: Transaction) -> None:
+        leases.resume(tx, self.config.lease_seconds, self.config.callback_grace_seconds)
 
     async def _tell(self) -> None:
         """Nodes are told of cancellations until they say that they have heard. Heartbeats tell them, too."""
@@ -248,13 +267,16 @@ class Service:
             self._telling = {key: at for key, at in self._telling.items() if at > now}
             for one in await self.database.write(cancel.unwanted):
                 if (one.session, one.attempt) not in self._telling:
-                    self._telling[one.session, one.attempt] = now + TELL_AGAIN_S
+                    self._telling[one.session, one.attempt] = math.inf
                     self._spawn(self._tell_one(one))
             await self._woken("cancel", TELL_AGAIN_S)
 
     async def _tell_one(self, unwanted: cancel.Unwanted) -> None:
-        async with self._slots:
-            heard = await self.remote.cancel(unwanted)
+        try:
+            async with self._cancels.one(unwanted.url):
+                heard = await self.remote.cancel(unwanted)
+        finally:
+            self._telling[unwanted.session, unwanted.attempt] = time.monotonic() + TELL_AGAIN_S
         if heard and (unwanted.session, unwanted.attempt) not in self._dispatching:  # else the session may reach the node after this
             await self.database.write(lambda tx: cancel.stopped(tx, unwanted.session, unwanted.attempt))
 

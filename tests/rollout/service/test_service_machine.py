@@ -149,7 +149,7 @@ class RolloutMachine(RuleBasedStateMachine):
         self.engine.dispose()
         self.readers.dispose()
         self.open_database()
-        self.write(lambda tx: leases.resume(tx, LEASE_S))
+        self.write(lambda tx: leases.resume(tx, LEASE_S, 120.0))
         for one in self.write(schedule.dispatching):
             self.bring(one, "accepted")
 

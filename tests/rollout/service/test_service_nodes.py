@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from service_parts import ended, http, submit, until
@@ -404,3 +407,83 @@ async def test_a_node_without_the_attempt_list_keeps_its_leases(tmp_path: Path) 
         await until(lambda: one.dispatched)
         await asyncio.sleep(2.5)
         assert len(one.dispatched) == 1
+
+
+async def test_a_node_that_answers_nothing_holds_up_no_other(tmp_path: Path) -> None:
+    """Neither by what is brought to it nor by what is cancelled at it."""
+    hung = asyncio.Event()
+
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "DELETE":
+            await hung.wait()
+        await deaf.app(scope, receive, send)
+
+    deaf, well = StubNode("deaf", play=never, max_run_workers=100, interval_s=5.0), StubNode("well", interval_s=5.0)
+    async with running_service(tmp_path) as (service, url), http(url) as client, listening(silent) as first, listening(well.app) as second:
+        await deaf.join(url, TOKEN, first)
+        await submit(client, "many", 100)
+        await until(lambda: len(deaf.running) == 100)
+        await client.delete("/rollout/task/many")
+        for _ in range(3):  # each round of the service's telling
+            service._wakes["cancel"].set()
+            await asyncio.sleep(0.1)
+        await client.delete("/nodes/deaf")
+        await well.join(url, TOKEN, second)
+        await submit(client, "next", 4)
+        assert (await ended(client, "next"))["counts"]["graded"] == 4
+        assert len(service._calls) <= 100
+        hung.set()
+        await deaf.leave()
+        await well.leave()
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_clock_that_is_set_loses_nothing(tmp_path: Path, hours: int) -> None:
+    gate = asyncio.Event()
+
+    async def play(request: SessionDispatchRequest) -> SessionResult:
+        await gate.wait()
+        return graded(request)
+
+    one = StubNode(play=play, interval_s=1.0)
+    async with stub_rollouts(tmp_path, [one]) as (service, url), http(url) as client:
+        await submit(client, samples=2)
+        await until(lambda: len(one.running) == 2)
+        service.database.clock = lambda: time.time() + 3600 * hours
+        await asyncio.sleep(2.0)
+        gate.set()
+        status = await ended(client)
+    assert status["counts"]["graded"] == 2
+    assert {result["attempt"] for result in status["results"]} == {0}
+
+
+async def test_a_clock_that_is_set_back_keeps_no_dead_node_alive(tmp_path: Path) -> None:
+    dead, well = StubNode("dead", play=never, interval_s=0.2), StubNode("well", interval_s=0.2)
+    async with stub_rollouts(tmp_path, [dead]) as (service, url), http(url) as client, listening(well.app) as own:
+        await submit(client)
+        await until(lambda: dead.running)
+        await dead.leave()
+        service.database.clock = lambda: time.time() - 3600
+        await well.join(url, TOKEN, own)
+        assert (await ended(client))["results"][0]["attempt"] == 1
+        await well.leave()
+
+
+async def test_a_service_that_stood_still_takes_no_session_for_lost(tmp_path: Path) -> None:
+    """Its nodes could not be heard meanwhile."""
+    gate = asyncio.Event()
+
+    async def play(request: SessionDispatchRequest) -> SessionResult:
+        await gate.wait()
+        return graded(request)
+
+    one = StubNode(play=play, interval_s=0.5)
+    async with stub_rollouts(tmp_path, [one]) as (_, url), http(url) as client:
+        await submit(client, samples=2)
+        await until(lambda: len(one.running) == 2)
+        time.sleep(4.0)  # noqa: ASYNC251 - the whole process is to stand still
+        gate.set()
+        status = await ended(client)
+        events = (await client.get("/rollout/status")).json()["retries"]["by_code"]
+    assert status["counts"]["graded"] == 2
+    assert "lease_lost" not in events
