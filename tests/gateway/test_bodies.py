@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -129,6 +130,14 @@ async def test_b90_good_json_of_another_content_type_is_served(gateway: Open, ki
         _, client = await gw.session()
         player = kind().user("Go.")
         assert (await client.post(player.path(False), player.body(False), {"content-type": "text/plain"})).status == 200
+
+
+@every_player
+async def test_a_byte_order_mark_is_passed_over(gateway: Open, kind: type[Player]) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        player = kind().user("Go.")
+        assert (await client.post(player.path(False), codecs.BOM_UTF8 + orjson.dumps(player.body(False)))).status == 200
 
 
 @every_player

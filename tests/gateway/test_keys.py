@@ -238,6 +238,18 @@ async def test_probes_are_answered_without_a_key(gateway: Open, path: str) -> No
         assert (answer.status, answer.body) == (200, b"")
 
 
+async def test_a_head_is_a_get_without_its_body(gateway: Open) -> None:
+    async with gateway(["Hi."]) as gw:
+        _, client = await gw.session()
+        made = (await client.post("/v1/responses", {"model": "m", "input": "Go."})).json()["id"]
+        for path in ("/v1/models", "/v1/models/m", "/v1beta/models", f"/v1/responses/{made}", f"/v1/responses/{made}?stream=true"):
+            whole, head = await client.get(path), await client.request("HEAD", path)
+            assert (head.status, head.headers, head.body) == (200, whole.headers, b"")
+        for path in ("/v1/responses", "/v1/responses/resp_x", "/v1/chat/completions"):
+            refused = await client.request("HEAD", path)
+            assert (refused.status, refused.body) == (404, b"")
+
+
 async def test_a_websocket_upgrade_is_refused_with_426(gateway: Open) -> None:
     async with gateway([]) as gw:
         _, client = await gw.session()

@@ -101,10 +101,10 @@ class ModelApi:
             return
         request = parse_scope(scope)
         began = time.perf_counter()
-        reply = Responder(send, receive)
+        reply = Responder(send, receive, head=request.method == "HEAD")
         if request.path == "/health" and request.method in ("GET", "HEAD"):
             health = self._health()
-            await reply.json(200 if health["status"] == "ok" else 503, health, head=request.method == "HEAD")
+            await reply.json(200 if health["status"] == "ok" else 503, health)
             return
         if self._shards is not None and request.key and (owner := self._shards.owner(hash_key(request.key))) != self._shards.index:
             try:
@@ -142,12 +142,12 @@ class ModelApi:
         headers = dict(shape.headers)
         if isinstance(error, Upgrade):
             headers["upgrade"] = "HTTP/1.1"
-        await reply.json(status, shape.body, headers, head=request.method == "HEAD")
+        await reply.json(status, shape.body, headers)
 
     async def _handle(self, request: Request, receive: Receive, reply: Responder) -> None:
         route = request.route
         if route is not None and route.operation is Operation.PROBE:
-            await reply.json(200, {}, head=request.method == "HEAD")
+            await reply.json(200, {})
             return
         state = await self._sessions.get(request.key)
         if is_upgrade(request):
@@ -235,18 +235,23 @@ def parse_scope(scope: Scope) -> Request:
         key, _, rest = path[3:].partition("/")
         path = "/" + rest
     dialects = registered()
-    dialect, route = None, None
-    for candidate in dialects.values():
-        route = candidate.route(scope["method"], path, query, headers)
-        if route is not None:
-            dialect = candidate
-            break
+    dialect, route = _routed(scope["method"], path, query, headers)
     if dialect is None:
         dialect = next((candidate for candidate in dialects.values() if candidate.speaks(path, headers)), dialects["openai_chat"])
     if key is None:
         keys = (candidate.key(headers, query) for candidate in (dialect, *dialects.values()))
         key = next((found for found in keys if found), None)
     return Request(scope["method"], path, query, headers, key, dialect, route)
+
+
+def _routed(method: str, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[Dialect | None, Route | None]:
+    """Whose path it is, and what it asks for. A HEAD that is not a probe of its own asks for what a GET does, without the body."""
+    for asked in (method, "GET") if method == "HEAD" else (method,):
+        for dialect in registered().values():
+            route = dialect.route(asked, path, query, headers)
+            if route is not None:
+                return dialect, route
+    return None, None
 
 
 def is_upgrade(request: Request) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import zlib
@@ -73,7 +74,8 @@ def _inflate(raw: bytes, limit: int) -> bytes:
 
 
 def parse_json(raw: bytes) -> JsonObject:
-    """The body as a JSON object. Lone surrogates become U+FFFD (docs/decisions.md)."""
+    """The body as a JSON object. Lone surrogates become U+FFFD (docs/decisions.md); a byte order mark is passed over (RFC 8259)."""
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -20,9 +20,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Responder:
     """Writes one HTTP answer and notices when its client leaves."""
 
-    def __init__(self, send: Send, receive: Receive) -> None:
+    def __init__(self, send: Send, receive: Receive, *, head: bool = False) -> None:
+        """`head`: the answer goes out without its body."""
         self._send = send
         self._receive = receive
+        self._head = head
         self._watcher: asyncio.Task[None] | None = None
         self._left = False
         self.bell = Bell()
@@ -34,10 +36,10 @@ class Responder:
         self._unfinished: _Unfinished | None = None
         self._failed: Exception | None = None
 
-    async def json(self, status: int, body: JsonObject, headers: Mapping[str, str] | None = None, *, head: bool = False) -> None:
+    async def json(self, status: int, body: JsonObject, headers: Mapping[str, str] | None = None) -> None:
         data = orjson.dumps(body)
         await self._begin(status, "application/json", headers, length=len(data))
-        await self._put({"type": "http.response.body", "body": b"" if head else data})
+        await self._put({"type": "http.response.body", "body": b"" if self._head else data})
         self._stop()
 
     async def start_stream(self, encoder: Encoder) -> None:
@@ -69,7 +71,7 @@ class Responder:
         self.bell.ring()
 
     async def finish_stream(self, data: bytes) -> None:
-        await self._put({"type": "http.response.body", "body": data})
+        await self._put({"type": "http.response.body", "body": b"" if self._head else data})
         self._stop()
 
     async def until(self, happened: Callable[[], bool], timeout_s: float) -> bool:
