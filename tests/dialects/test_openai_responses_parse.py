@@ -160,6 +160,12 @@ def test_calls_and_outputs_in_turns_of_one_completion_are_one_turn() -> None:
     assert [made.id for made in parsed[0].tool_calls] == [f"call_{REF}00", f"call_{REF}01"]
 
 
+def test_arguments_that_come_as_an_object_are_their_text() -> None:
+    """BerriAI/litellm#13420: a history whose calls hold what the client had parsed."""
+    (message,) = messages({**call("c1"), "arguments": {"q": "é", "n": 1}})
+    assert message.tool_calls[0].arguments == '{"q":"é","n":1}'
+
+
 def test_reasoning_keeps_its_sealed_content_and_its_ids() -> None:
     (message,) = messages(
         {"type": "reasoning", "id": f"rs_{REF}", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": f"enc_{REF}"},
@@ -210,6 +216,8 @@ def test_images_of_a_user_keep_their_detail_and_place() -> None:
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": IMAGE, "detail": "low"}]}
     )
     assert message.content == (Text("a"), Image(IMAGE, "low"))
+    (message,) = messages({"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}}]})
+    assert message.content == (Image(IMAGE, "low"),)
 
 
 def test_b18_an_output_without_content_is_an_empty_tool_message() -> None:

@@ -168,6 +168,8 @@ def arguments_of(item: JsonObject, param: str) -> str:
     kind = item["type"]
     if kind == "function_call":
         arguments = item.get("arguments")
+        if isinstance(arguments, dict):  # some clients send what they parsed
+            return json_of(arguments, f"{param}.arguments")
         return "{}" if arguments is None else as_str(arguments, f"{param}.arguments")
     if kind == "custom_tool_call":
         text = as_str(item.get("input", ""), f"{param}.input")

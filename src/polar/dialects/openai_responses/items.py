@@ -313,7 +313,7 @@ def _part(item: Any, param: str) -> list[Part]:
         return [Text(item)]
     part = as_object(item, param)
     kind = part.get("type")
-    if kind == "input_image":
+    if kind in ("input_image", "image_url"):  # the second is the other OpenAI protocol's name for it
         return [_image(part, param)]
     if kind == "input_file":
         return [Text(_file(part, param))]
