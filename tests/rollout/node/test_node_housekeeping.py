@@ -12,6 +12,7 @@ from node_world import World, until
 
 from polar.rollout.node import node as module
 from polar.rollout.node.artifacts import Artifacts
+from polar.testing.runtime import FakeRuntime
 
 Build = Callable[..., World]
 
@@ -33,6 +34,21 @@ async def test_a_round_that_fails_is_not_the_last(world: Build, monkeypatch: pyt
             patch.setattr(node.artifacts, "expire", expire)
             patch.setattr(node.sandboxes, "tidy", tidy)
             await until(lambda: rounds.count("expire") > 1 and rounds.count("tidy") > 1)
+
+
+async def test_a_backend_that_comes_after_the_node_is_told(world: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon may start later than the node does: the service gives it such sessions then, without a restart."""
+    monkeypatch.setattr(module, "HOUSEKEEPING_S", 0.01)
+    missing: list[str] = ["there is no daemon yet"]
+
+    async def unavailable(cls: type[FakeRuntime]) -> str | None:
+        return missing[0] if missing else None
+
+    monkeypatch.setattr(FakeRuntime, "unavailable", classmethod(unavailable))
+    async with world().node() as node:
+        assert "fake" not in node.metrics().model_dump()["backends"]
+        missing.clear()
+        await until(lambda: "fake" in node.metrics().model_dump()["backends"])
 
 
 def test_files_that_go_while_they_are_counted_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ class Node:
         await self._reap()
         for accepted in await asyncio.to_thread(self.spool.unsettled):
             await self._lost(accepted)
-        self._backends = [name for name in await _usable() if allowed(name, self.config.allow)]
+        await self._look_around()
         await self.deliveries.start()
         if self.link is not None:
             await self.link.start()
@@ -348,11 +348,15 @@ class Node:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            for chore in (self.sandboxes.tidy, self._reap, self._expire):
+            for chore in (self.sandboxes.tidy, self._reap, self._expire, self._look_around):
                 try:
                     await chore()
                 except Exception:  # a disk would fill up unseen: whatever it was, the next round tries again
                     log.exception("housekeeping failed inside the node")
+
+    async def _look_around(self) -> None:
+        """Which backends this machine can run: a daemon may come after the node, or go."""
+        self._backends = [name for name in await _usable() if allowed(name, self.config.allow)]
 
     async def _expire(self) -> None:
         keep = {attempt.folder for attempt in self.books.attempts.values()}
