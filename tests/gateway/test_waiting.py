@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from polar.cli.serve import _settings
-from polar.gateway.config import EngineConfig
-from polar.gateway.waiting import engines_up, unless
+from polar.errors import ConfigError, StoreError
+from polar.gateway.config import EngineConfig, GatewayConfig
+from polar.gateway.gateway import Gateway
+from polar.gateway.serve import serving as serving_gateway
+from polar.gateway.waiting import engines_up, entered, unless
 from polar.rollout.config import PolarConfig
 from polar.rollout.stack import serving
+from polar.testing.engine import Reply, ScriptedEngine
+from polar.testing.gateway import CachedServed
 from polar.testing.rollout import listening
 
 
@@ -90,6 +96,44 @@ async def test_a_signal_ends_the_wait() -> None:
     asyncio.get_running_loop().call_later(0.05, stop.set)
     assert await asyncio.wait_for(unless(stop, asyncio.sleep(600)), 30) is False
     assert await unless(asyncio.Event(), asyncio.sleep(0)) is True
+
+
+async def test_a_signal_ends_a_start_that_an_engine_keeps_waiting(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    """Ctrl-C did nothing while the check waited for an engine that took the call and said nothing."""
+    engine = ScriptedEngine(lambda call: Reply("late", delay_s=600), tokenizer_dir=qwen3_tokenizer_dir)
+    options = EngineConfig(urls=[], mode="tokens", tokenizer=str(qwen3_tokenizer_dir), renderer="qwen3")
+    config = GatewayConfig(engines={"default": options}, store=str(tmp_path / "polar.db"), port=0, admin_port=0)
+    gateway = Gateway(config, served={"default": CachedServed("default", options, [engine])})
+    stop = asyncio.Event()
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        entering = asyncio.create_task(entered(stack, serving_gateway(gateway), stop))
+        await until(lambda: bool(engine.calls))
+        stop.set()
+        assert await entering is None
+    with pytest.raises(StoreError, match="closed"):
+        await gateway.store.session("any")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", config.port)
+
+
+async def test_what_is_entered_ends_with_its_stack_and_what_fails_is_raised() -> None:
+    ended: list[str] = []
+
+    @asynccontextmanager
+    async def context(fails: bool) -> AsyncIterator[str]:
+        try:
+            if fails:
+                raise ConfigError("no engine")
+            yield "it"
+        finally:
+            ended.append("ended")
+
+    async with AsyncExitStack() as stack:
+        assert await entered(stack, context(fails=False), asyncio.Event()) == "it"
+        assert ended == []
+    assert ended == ["ended"]
+    with pytest.raises(ConfigError, match="no engine"):
+        await entered(AsyncExitStack(), context(fails=True), asyncio.Event())
 
 
 async def test_a_service_takes_tasks_while_its_nodes_wait_for_their_engine(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,7 +20,7 @@ from polar.gateway.config import GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.gateway.http1 import Http1
 from polar.gateway.shards import Shards
-from polar.gateway.waiting import engines_up, unless
+from polar.gateway.waiting import engines_up, entered, unless
 from polar.sockets import probe
 
 SWITCH_INTERVAL_S = 0.0005
@@ -129,7 +129,10 @@ async def run_until_signal(
             loop.add_signal_handler(signum, stop.set)
     if not await unless(stop, engines_up(config.engines, config.engine_wait_s, progress)):
         return
-    async with serving(Gateway(config, shards=shards), progress=progress) as gateway:
+    async with AsyncExitStack() as stack:
+        gateway = await entered(stack, serving(Gateway(config, shards=shards), progress=progress), stop)
+        if gateway is None:
+            return
         settle_garbage()
         outcome = ready(gateway)
         if asyncio.iscoroutine(outcome):

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, TypeVar
 
 from polar.engines.base import Engine
 from polar.errors import EngineBusy, EngineError, EngineOverloaded, EngineTimeout, EngineUnavailable
 from polar.gateway.config import EngineConfig
 from polar.gateway.served import Served
+
+T = TypeVar("T")
 
 LOOK_S = 1.0
 """Between two looks at a server."""
@@ -46,6 +49,17 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+async def entered(stack: AsyncExitStack, context: AbstractAsyncContextManager[T], stop: asyncio.Event) -> T | None:
+    """What `context` gives, entered on `stack`; `None` where `stop` is set before that: what had begun of it has ended then. Raises what
+    entering raises. An engine that takes a call and never answers would be waited for half an hour otherwise."""
+    found: list[T] = []
+
+    async def enter() -> None:
+        found.append(await stack.enter_async_context(context))
+
+    return found[0] if await unless(stop, enter()) else None
 
 
 async def _up(name: str, config: EngineConfig, wait_s: float, progress: Callable[[str], object]) -> None:

@@ -108,7 +108,8 @@ async def serving(
     config: PolarConfig, folder: Path, *, progress: Progress = lambda line: None, stop: asyncio.Event | None = None
 ) -> AsyncIterator[Stack]:
     """Service and nodes. `folder` gets the nodes' logs and their settings (which hold the token, so it is private). The service takes tasks
-    while the nodes' engines are waited for (`gateway.engine_wait_s`); a `stop` that is set meanwhile leaves it without nodes.
+    while the nodes' engines are waited for (`gateway.engine_wait_s`); a `stop` that is set meanwhile leaves it without nodes. One that is
+    set while they start does not wait for them.
 
     Raises `SandboxError` with the end of its log where a node does not come up the first time.
     """
@@ -128,7 +129,7 @@ async def serving(
         try:
             for child in children:
                 child.start()
-            await _registered(stack, children)
+            await unless(stop, _registered(stack, children))
             yield stack
         finally:
             await asyncio.gather(*(child.stop() for child in children))

@@ -16,7 +16,7 @@ from pathlib import Path
 from polar.errors import ConfigError, SandboxError
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import SWITCH_INTERVAL_S, serving, without_parent
-from polar.gateway.waiting import engines_up, unless
+from polar.gateway.waiting import engines_up, entered, unless
 from polar.rollout import roots
 from polar.rollout.config import NodeConfig, PolarConfig, Retry
 from polar.rollout.node.node import Node
@@ -144,7 +144,7 @@ async def run_node(
         own = settings.gateway_config
         if not await unless(stop, engines_up(own.engines, own.engine_wait_s, ready)):
             return
-        async with serving_node(
+        starting = serving_node(
             settings,
             service_url=config.rollout_url if with_service else None,
             service_token=config.rollout.token if with_service else None,
@@ -152,7 +152,11 @@ async def run_node(
             retry=config.rollout.callback_retry,
             progress=ready,
             noted=True,
-        ) as node:
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            node = await entered(stack, starting, stop)
+            if node is None:
+                return
             ready(f"node {settings.id}: model API {node.gateway.config.model_url}, control API {node.registration().gateway_url}")
             await stop.wait()
             ready("shutting down: waiting for sessions that run")
