@@ -445,12 +445,12 @@ async def test_a_clock_that_is_set_loses_nothing(tmp_path: Path, hours: int) -> 
         await gate.wait()
         return graded(request)
 
-    one = StubNode(play=play, interval_s=1.0)
+    one = StubNode(play=play, interval_s=2.0)
     async with stub_rollouts(tmp_path, [one]) as (service, url), http(url) as client:
-        await submit(client, samples=2)
+        await submit(client, samples=2, max_attempts=1)
         await until(lambda: len(one.running) == 2)
         service.database.clock = lambda: time.time() + 3600 * hours
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(3.0)
         gate.set()
         status = await ended(client)
     assert status["counts"]["graded"] == 2
@@ -479,7 +479,7 @@ async def test_a_service_that_stood_still_takes_no_session_for_lost(tmp_path: Pa
 
     one = StubNode(play=play, interval_s=0.5)
     async with stub_rollouts(tmp_path, [one]) as (_, url), http(url) as client:
-        await submit(client, samples=2)
+        await submit(client, samples=2, max_attempts=1)
         await until(lambda: len(one.running) == 2)
         time.sleep(4.0)  # noqa: ASYNC251 - the whole process is to stand still
         gate.set()
