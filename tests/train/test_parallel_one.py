@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from tiny_qwen3 import tiny_qwen3
+from trainer_parts import ListMetrics, ListSource, config, recorded_group
 
-from polar.train import parallel
+from polar.train import checkpoints, parallel
 from polar.train.learner import Optimisation
 from polar.train.loading import LoraSettings, WithoutAdapter, empty_model, load_model, save_merged, shape_of
 from polar.train.parallel import Several
 from polar.train.rows import Row
+from polar.train.shares import ORDERS
+from polar.train.trainer import Parts, Trainer
 
 VOCABULARY = 61
 LORA = LoraSettings(r=4, alpha=8.0, dropout=0.5)
@@ -75,6 +79,30 @@ def test_a_state_with_other_masters_is_refused_before_the_others_are_told(group:
     with pytest.raises(ValueError, match="float32 masters of"):
         learner.load_optimizer_state({**state, "masters": state["masters"][1:]})
     assert not group.busy
+
+
+async def test_a_run_that_failed_amid_what_all_do_ends_with_that_and_asks_them_nothing_more(
+    group: Several, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate of the second step fails here; elsewhere they wait for this process's part of it, and not for a checkpoint."""
+    settings = config(steps=2, gate={"rows": 2, "mean": 99, "largest": 99}, model={"name": folder, "sharding": "full"})
+    learner = group.learner(group.load(folder, sharding="full"), settings.make_optimisation(), settings.make_loss())
+    log, found = ListMetrics(), learner.share_logprobs  # type: ignore[attr-defined]
+
+    def fails(*arguments: Any) -> Any:
+        if log.lines:
+            raise MemoryError("of the GPU")
+        return found(*arguments)
+
+    monkeypatch.setattr(learner, "share_logprobs", fails)
+    monkeypatch.setitem(ORDERS, "logprobs", lambda learner, *arguments: learner.share_logprobs(*arguments))  # type: ignore[arg-type]
+    parts = Parts(learner, ListSource([recorded_group(0), recorded_group(1)]), log)
+    with pytest.raises(MemoryError):
+        await Trainer(settings, parts, tmp_path / "run").run()
+    assert len(log.lines) == 1
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints") is None
+    with pytest.raises(RuntimeError, match="nothing more can be done together"):
+        learner.optimizer_state()
 
 
 def test_main_memory_holds_a_model_in_pieces_on_the_leader_alone(group: Several, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

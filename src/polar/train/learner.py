@@ -104,6 +104,11 @@ class Learner:
         self.steps = 0
         """Optimiser steps taken."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it can be asked for anything; of several processes, one may have failed."""
+        return True
+
     def step(self, rows: Sequence[Row], way: Way | None = None) -> StepReport:
         """One batch. Rows without trained ids are left out. Raises `ValueError` for a batch with nothing to train."""
         rows = [row for row in rows if len(row.places)]

@@ -130,12 +130,12 @@ def join() -> Iterator[Parallel]:
 
 
 class Several:
-    """Of `world` processes, this one. `busy`: amid something that all of them do."""
+    """Of `world` processes, this one. `busy`: amid something that all of them do; `failed`: here, and for good."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = device
-        self.busy = False
+        self.busy = self.failed = False
         self.control = dist.new_group(backend="gloo", timeout=WAIT)
         self._followed = False
         self._lock = threading.Lock()
@@ -194,8 +194,11 @@ class Several:
         dist.destroy_process_group()
 
     def together(self, name: str, learner: Learner, *arguments: Any) -> Any:
-        """On the leader: all do `name`, from whatever thread. What it returns here."""
+        """On the leader: all do `name`, from whatever thread. What it returns here. Raises `RuntimeError` once something of that kind has
+        failed: the others may wait in the middle of it, and would not hear."""
         with self._lock:
+            if self.failed:
+                raise RuntimeError("one of the processes failed amid something that all of them do: nothing more can be done together")
             self.broadcast((name, arguments))
             return self._do(name, learner, arguments)
 
@@ -203,7 +206,11 @@ class Several:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own
         self.busy = True
-        result = ORDERS[name](learner, *arguments)
+        try:
+            result = ORDERS[name](learner, *arguments)
+        except BaseException:
+            self.failed = True
+            raise
         self.busy = False
         return result
 

@@ -25,10 +25,12 @@ from polar.train.rows import Row
 
 
 class Together(Protocol):
-    """What the learner needs of its group (`polar.train.parallel.Several`). `control`: a process group on CPUs."""
+    """What the learner needs of its group (`polar.train.parallel.Several`). `control`: a process group on CPUs; `failed`: this process,
+    amid something that all of them do."""
 
     rank: int
     world: int
+    failed: bool
     control: dist.ProcessGroup
 
     @property
@@ -48,6 +50,10 @@ class SharedLearner(Learner):
         self._incoming: Mapping[str, Any] = {}
         if self.pieces is not None and group.leads:
             setattr(policy.model, loading.GATHER, lambda: group.together("gather", self))
+
+    @property
+    def whole(self) -> bool:
+        return not self.group.failed
 
     # --- what the leader is asked ---------------------------------------------------------------------------------
 

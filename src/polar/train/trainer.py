@@ -135,14 +135,15 @@ class Trainer:
 
     async def run(self) -> Summary:
         """Until the last step, `stop`, or the end of a recorded source. Raises `NotTrainable` where the gate is shut or nothing that comes
-        can be trained, and what its parts raise. Whatever ends it, the steps done are in a checkpoint, unless the last failed half-way."""
+        can be trained, and what its parts raise. Whatever ends it, the steps done are in a checkpoint, unless the last failed half-way,
+        or something else that several processes do."""
         self._saved = checkpoints.latest(self.checkpoints)
         ended: Ended = "stopped"
         try:
             ended = await self._loop()
         finally:
             try:
-                if not self._stepping and self.state.batches > self._saved_batches:
+                if not self._stepping and self.parts.learner.whole and self.state.batches > self._saved_batches:
                     await self._save()
             finally:
                 await self.parts.source.aclose(over=ended == "done")
