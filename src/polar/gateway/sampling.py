@@ -16,6 +16,9 @@ from polar.gateway.config import GatewayConfig, TrainSampling, problems
 from polar.records import Session
 from polar.tokens.plan import Plan
 
+GREEDY_BELOW = 1e-5
+"""A temperature at which engines take the likeliest token (vLLM; SGLang from 1e-6). Some clients write 1e-8 for 0."""
+
 
 @dataclass(slots=True)
 class Sampled:
@@ -38,7 +41,7 @@ def settle_sampling(
     sampled = Sampled(request.sampling, asked(request))
     if session.kind == "train":
         sampled.sampling = replace(sampled.sampling, seed=None, **forced(session.settings, config.train_sampling).model_dump())
-    if sampled.sampling.temperature == 0:
+    if sampled.sampling.temperature is not None and sampled.sampling.temperature < GREEDY_BELOW:
         sampled.tags.add("greedy")
     if sampled.sampling.logit_bias or request.response_format or request.tool_choice.mode in ("required", "named"):
         sampled.tags.add("constrained")
