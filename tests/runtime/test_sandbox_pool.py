@@ -178,6 +178,31 @@ async def test_one_on_the_shelf_that_cannot_be_removed_fails_nobody(owner: Owner
         await give_back(owner, first, second)
 
 
+async def test_one_whose_taker_is_cancelled_is_removed(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was off the shelf, and in nobody's hands yet."""
+    async with Pool(remove=owner.remove, warm=1) as pool:
+        first = await pool.take(PREPARED, places(owner))
+        await done(pool, ready=1)
+        (shelf,) = pool._shelves.values()
+        warm = shelf.ready[0]
+        asked = asyncio.Event()
+
+        async def hangs(*given: object, **more: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(warm, "exec", hangs)
+        taking = asyncio.create_task(pool.take(PREPARED, places(owner)))
+        await asked.wait()
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert ("stop", warm.place.id) in SnapshotRuntime.log
+        assert not warm.place.folder.exists()
+        await give_back(owner, first)
+    assert [one.name for one in owner.folder.iterdir()] == ["alive.lock"]
+
+
 async def test_nothing_is_kept_of_kinds_that_are_long_gone(owner: Owner) -> None:
     now = [0.0]
     async with Pool(remove=owner.remove, max_snapshots=1, idle_s=60, clock=lambda: now[0]) as pool:

@@ -96,7 +96,12 @@ class Pool:
         try:
             while shelf.ready:
                 runtime = shelf.ready.popleft()
-                if await _lives(runtime):
+                try:
+                    lives = await _lives(runtime)
+                except BaseException:  # nobody has it any more
+                    await asyncio.shield(self._drop_or_say(runtime))
+                    raise
+                if lives:
                     return runtime
                 await self._drop_or_say(runtime)
             return await self._make(shelf, place_factory)
