@@ -10,6 +10,7 @@ import pytest
 import torch
 from gateway_rig import make_model
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GemmaConfig
 
 from polar.errors import ConfigError
 from polar.train.export import Exports, export_model, untie
@@ -91,6 +92,21 @@ def test_a_folder_is_untied_without_being_loaded(model: Path, tmp_path: Path) ->
         untie(model, folder)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         untie(tmp_path, tmp_path / "nothing")
+
+
+def test_a_model_whose_config_does_not_say_that_it_is_tied_is_untied(tmp_path: Path) -> None:
+    """Gemma's config.json, and others, leave it to what such models are."""
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(GemmaConfig(vocab_size=256, head_dim=8, **shape)).save_pretrained(tmp_path / "base")
+    config = tmp_path / "base" / "config.json"
+    facts = json.loads(config.read_text())
+    del facts["tie_word_embeddings"]
+    config.write_text(json.dumps(facts))
+    folder = untie(tmp_path / "base", tmp_path / "untied")
+    assert "lm_head.weight" in tensors(folder)
+    assert torch.equal(logits(reloaded(folder)), logits(reloaded(tmp_path / "base")))
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
 
 
 def test_a_model_in_several_files_is_untied_too(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
 """What transformers calls the two in every causal language model with a head of its own name."""
+TIE = "tie_word_embeddings"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
@@ -114,18 +115,25 @@ def _untie_in_place(folder: Path) -> None:
     if not shards:
         raise ConfigError(f"{folder} has no safetensors; save the model in that format first")
     places = {name: shard for shard in shards for name in _names(shard)}
-    if HEAD not in places and _tied(facts):
+    parts = [part for part in (facts, facts.get("text_config")) if isinstance(part, dict)]
+    tied = HEAD not in places and _tied(parts, folder)
+    if tied:
         embedding = _only([name for name in places if name == EMBEDDING or name.endswith("." + EMBEDDING)], folder)
         _add_head(folder, shards, places, embedding)
-    for part in (facts, facts.get("text_config")):
-        if isinstance(part, dict) and part.get("tie_word_embeddings"):
-            part["tie_word_embeddings"] = False
+    for part in parts:
+        if tied or part.get(TIE):
+            part[TIE] = False
     _replace(config, json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
-def _tied(facts: dict[str, Any]) -> bool:
-    text = facts.get("text_config")
-    return bool(facts.get("tie_word_embeddings") or (isinstance(text, dict) and text.get("tie_word_embeddings")))
+def _tied(parts: Sequence[dict[str, Any]], folder: Path) -> bool:
+    """As its config.json says; where that is silent (Gemma's is), as transformers has it for such a model."""
+    said = [bool(part[TIE]) for part in parts if TIE in part]
+    if said:
+        return any(said)
+    from transformers import AutoConfig
+
+    return bool(AutoConfig.from_pretrained(folder).get_text_config().tie_word_embeddings)
 
 
 def _add_head(folder: Path, shards: Sequence[Path], places: dict[str, Path], embedding: str) -> None:
