@@ -464,6 +464,17 @@ def test_sampling_parameters() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("messages", [[result()], []])
+def test_a_thread_is_begun_but_never_held(messages: list[Any]) -> None:
+    """Who continues one sends no history: it must not be answered without. On this code the official SDKs send all of it again."""
+    assert parse(thread={"type": "create"}) == parse(thread=None) == parse()
+    new = [{"role": "user", "content": messages}] if messages else []
+    error = refused("thread", new, thread={"type": "continue", "previous_message_id": "msg_x"})
+    shape = DIALECT.error(error)
+    assert (shape.status, shape.body["error"]["type"]) == (404, "not_found_error")
+    assert shape.body["error"]["details"] == {"error_code": "thread_not_found"}
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -502,6 +513,8 @@ def test_b90_a_wrong_message_is_refused_by_its_place(messages: list[Any], param:
         ("tools.0.input_schema", {"tools": [{"name": "x"}]}),
         ("tools.1.name", {"tools": [LS, LS]}),
         ("output_config.format.type", {"output_config": {"format": {"type": "xml"}}}),
+        ("thread.type", {"thread": {"type": "fork"}}),
+        ("thread", {"thread": "create"}),
     ],
 )
 def test_b90_a_wrong_parameter_is_refused_by_its_name(param: str, fields: dict[str, Any]) -> None:

@@ -75,6 +75,23 @@ def test_anthropic_structured_output(claude: anthropic.Anthropic) -> None:
     assert json.loads(message.content[0].text) == {"a": 1}
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_anthropic_runs_tools_with_its_whole_history(listener: Listener, claude: anthropic.Anthropic, stream: bool) -> None:
+    """The SDK's own loop sends new messages only, to a thread that it takes the server to hold, until it is told that there is none."""
+
+    @anthropic.beta_tool
+    def bash(command: str) -> str:
+        """Runs a command."""
+        return f"ran {command}"
+
+    runner = claude.beta.messages.tool_runner(model="m", max_tokens=2000, tools=[bash], messages=ask("loop"), stream=stream)
+    said = [message.get_final_message() if stream else message for message in runner]
+    assert [message.stop_reason for message in said] == ["tool_use", "tool_use", "end_turn"]
+    made = listener.made()
+    assert len(made) == 3
+    assert all_extend(made)
+
+
 ANTHROPIC_ERRORS = [
     ("busy", anthropic.RateLimitError, 429),
     ("full", anthropic.InternalServerError, 529),

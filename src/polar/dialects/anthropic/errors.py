@@ -11,6 +11,9 @@ from polar.chat import JsonObject
 from polar.dialects.base import ErrorReply
 from polar.errors import CallError, ContextOverflow, EngineRejected, Kind
 
+THREAD_NOT_FOUND = "thread_not_found"
+"""The code on which the official SDKs send a whole conversation anew. It stands in the error's `details`."""
+
 _SHAPES: dict[Kind, tuple[int, str]] = {
     "invalid_request": (400, "invalid_request_error"),
     "authentication": (401, "authentication_error"),
@@ -42,7 +45,10 @@ def error_reply(error: CallError) -> ErrorReply:
 def error_body(error: CallError, request_id: str) -> JsonObject:
     """The JSON of the error, the same in an HTTP answer and in a stream."""
     _, kind = _shape(error)
-    return {"type": "error", "error": {"type": kind, "message": _message(error)}, "request_id": request_id}
+    inner: JsonObject = {"type": kind, "message": _message(error)}
+    if error.code == THREAD_NOT_FOUND:
+        inner["details"] = {"error_code": error.code}
+    return {"type": "error", "error": inner, "request_id": request_id}
 
 
 def _message(error: CallError) -> str:
@@ -59,7 +65,7 @@ def _shape(error: CallError) -> tuple[int, str]:
     if isinstance(error, EngineRejected):
         return _rejected(error.status)
     if error.kind == "invalid_request" and 400 <= error.status < 500:
-        return error.status, kind
+        return _SHAPES["not_found"] if error.status == 404 else (error.status, kind)
     return status, kind
 
 

@@ -4,6 +4,9 @@ As the provider does, neighbouring user messages count as one turn: its tool res
 message with the rest. Neighbouring assistant messages are one answer, split by its harness, unless both hold text. System messages stay
 where they stand; one that is empty (a per-turn `output_config`, say) adds nothing. `clear_at` is ignored: text that vanished later would
 take every token sampled after it out of its context.
+
+No thread is held: a request that would continue one, and so lacks its history, is refused in the way that makes the official SDKs send
+the whole of it.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from typing import Any
 
 from polar.chat import ChatRequest, JsonObject, Message, Part, Sampling, join_parts
 from polar.dialects.anthropic.content import assistant_message, instruction_text, system_text, user_blocks
+from polar.dialects.anthropic.errors import THREAD_NOT_FOUND
 from polar.dialects.anthropic.tools import Toolbox, parse_tool_choice, parse_tools, schema_object
 from polar.dialects.base import as_list, as_object, as_str, bad, optional_bool, optional_float, optional_int
+from polar.errors import InvalidRequest
 
 
 def parse_request(body: JsonObject, *, counting: bool = False) -> ChatRequest:
@@ -22,6 +27,7 @@ def parse_request(body: JsonObject, *, counting: bool = False) -> ChatRequest:
     `options` may hold `thinking_omitted` (the caller wants signatures without the text), `context_management` (it asked for edits
     and is told that none were made) and `loaded_tools` (deferred tools that stand in the messages instead of in `tools`).
     """
+    _check_thread(body.get("thread"))
     toolbox = parse_tools(body.get("tools"))
     tool_choice, parallel_tool_calls = parse_tool_choice(body.get("tool_choice"), toolbox)
     messages, effort = _messages(body, toolbox)
@@ -52,6 +58,18 @@ def parse_request(body: JsonObject, *, counting: bool = False) -> ChatRequest:
         begun=_is_begun(messages),
         options=options,
     )
+
+
+def _check_thread(value: Any) -> None:
+    """`thread` (beta `message-threads-2026-08-12`): one is begun with a whole conversation, which is served as it comes."""
+    if value is None:
+        return
+    kind = as_str(as_object(value, "thread").get("type"), "thread.type")
+    if kind == "continue":
+        message = 'threads are not held here; send the full conversation, without `thread` or with {"type": "create"}'
+        raise InvalidRequest(message, status=404, code=THREAD_NOT_FOUND, param="thread")
+    if kind != "create":
+        raise bad(f"{kind!r} is not one of create, continue", "thread.type")
 
 
 def _messages(body: JsonObject, toolbox: Toolbox) -> tuple[tuple[Message, ...], str | None]:
