@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_samples import DRAWN, SESSION, call, merge, options, row, sessions
 
-from polar.chat import Message
+from polar.chat import Message, ToolCall
 from polar.records import Completion
 from polar.testing.tokenizer import WordTokenizer
 from polar.trajectory import Forest, Options, PrefixMerging, Trace, validate
@@ -85,6 +85,15 @@ def test_a_run_that_does_not_decode_to_its_message_is_found() -> None:
     assert codes(good, tokenizer=words) == []
     bad = merge(call(0, question, answer, answer=Message("assistant", "it is that"))).traces[0].to_json()
     assert codes(bad, tokenizer=words) == ["decode"]
+
+
+@pytest.mark.parametrize(("text", "found"), [("first\nthen", []), ("then\nfirst", ["decode"]), ("first\nthat", ["decode"])])
+def test_text_on_both_sides_of_a_call_is_found_in_its_pieces(text: str, found: list[str]) -> None:
+    """A message's text has no place for what stood between: `tokens.reading` puts each piece on a line of its own."""
+    words = WordTokenizer()
+    answer = Message("assistant", text, tool_calls=(ToolCall("c", "run", "{}"),))
+    made = call(0, words.encode("go"), words.encode("first call run end then"), answer=answer)
+    assert codes(merge(made).traces[0].to_json(), tokenizer=words) == found
 
 
 def test_ids_that_the_tokenizer_does_not_know_are_found() -> None:
