@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
@@ -24,6 +25,7 @@ from store_samples import agent_session, differences, same, session
 
 from polar.errors import StoreError
 from polar.store import open_store
+from polar.store.connect import open_engines
 from polar.store.sql import SqlStore
 from polar.store.writer import Job, Work
 
@@ -291,6 +293,25 @@ async def test_a_postgres_that_dropped_its_connections(postgres: str, new_schema
     assert store.healthy is None
     assert [completion.number async for completion in store.completions("s")] == [0, 1]
     await store.aclose()
+
+
+@pytest.mark.real
+async def test_a_postgres_that_loses_its_power_is_not_waited_for_by_the_hour(new_schema: Callable[[], str]) -> None:
+    def settings(place: str) -> list[dict[str, str]]:
+        engines = open_engines(place, busy_timeout_s=1.0, readers=1)
+        found = []
+        for engine in engines:
+            with engine.connect() as connection:
+                driver: Any = connection.connection.driver_connection
+                found.append(driver.info.get_parameters())
+            engine.dispose()
+        return found
+
+    place = new_schema()
+    for found in settings(place):
+        assert (found["tcp_user_timeout"], found["keepalives_idle"], found["connect_timeout"]) == ("30000", "10", "10")
+    for found in settings(place + "&tcp_user_timeout=5000&connect_timeout=3"):
+        assert (found["tcp_user_timeout"], found["keepalives_idle"], found["connect_timeout"]) == ("5000", "10", "3")
 
 
 @pytest.mark.real

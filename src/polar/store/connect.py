@@ -159,10 +159,15 @@ class _Patience:
 # --- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 
+_NETWORK = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+"""libpq's settings (seconds, the last one milliseconds), unless the URL has its own: a server that has lost its power is a store that has
+failed, within half a minute. Left to Linux it would be one after two hours, or a quarter of one in a write, and healthy until then."""
+
+
 def _postgres(text: str, busy_timeout_s: float, readers: int) -> tuple[Engine, Engine]:
     try:
         url = make_url(text).set(drivername="postgresql+psycopg")
-        options: dict[str, Any] = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+        options: dict[str, Any] = {"pool_pre_ping": True, "connect_args": {k: v for k, v in _NETWORK.items() if k not in url.query}}
         engines = create_engine(url, pool_size=1, **options), create_engine(url, pool_size=readers, **options)
     except ArgumentError as error:
         raise ConfigError(f"the store's URL cannot be read: {error}") from error
