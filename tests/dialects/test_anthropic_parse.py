@@ -66,7 +66,7 @@ def test_routes(method: str, path: str, headers: dict[str, str], expected: Route
 def test_b29_count_tokens_takes_any_query_and_no_max_tokens() -> None:
     route = DIALECT.route("POST", "/v1/messages/count_tokens", {"beta": "true"}, {})
     assert route is not None
-    request = DIALECT.parse({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, route)
+    request = DIALECT.parse({"model": "m", "messages": [{"role": "user", "content": "hi"}], "compaction": {"type": "summarize"}}, route)
     assert request.sampling.max_tokens is None
     assert DIALECT.count(7, request) == {"input_tokens": 7}
 
@@ -515,6 +515,7 @@ def test_b90_a_wrong_message_is_refused_by_its_place(messages: list[Any], param:
         ("output_config.format.type", {"output_config": {"format": {"type": "xml"}}}),
         ("thread.type", {"thread": {"type": "fork"}}),
         ("thread", {"thread": "create"}),
+        ("compaction", {"compaction": {"type": "summarize"}}),
     ],
 )
 def test_b90_a_wrong_parameter_is_refused_by_its_name(param: str, fields: dict[str, Any]) -> None:

@@ -36,6 +36,8 @@ def parse_request(body: JsonObject, *, counting: bool = False) -> ChatRequest:
         options["context_management"] = True
     if toolbox.loaded:
         options["loaded_tools"] = tuple(toolbox.loaded.values())
+    if not counting and body.get("compaction") is not None:
+        raise bad("no conversation is compacted here; ask for a summary in a message of your own", "compaction")
     if not counting and body.get("max_tokens") is None:
         raise bad("field required", "max_tokens")
     return ChatRequest(
