@@ -40,13 +40,21 @@ class Line:
         """Starts the keeper of the sandbox `name`. Gives a pid in the sandbox's namespaces too (`None`: it has none of its own)."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+
+        def start() -> tuple[int, int]:
+            with theirs:  # closed by the thread that hands it over: its number may mean another file at once
+                return nursery().keeper(theirs, log)
+
+        starting = asyncio.ensure_future(asyncio.to_thread(start))
         try:
-            pid, process = await asyncio.to_thread(nursery().keeper, theirs, log)
+            pid, process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            ours.close()  # by which the keeper ends, if there is one in the end
+            starting.add_done_callback(_let_go)
+            raise
         except OSError as error:
             ours.close()
             raise SandboxError(f"the keeper of the sandbox {name} could not be started: {error}") from error
-        finally:
-            theirs.close()
         line = cls(name, ours, pid, process)
         asyncio.get_running_loop().add_reader(ours.fileno(), line._heard)
         try:
@@ -177,6 +185,12 @@ class Line:
             if not waiting.done():
                 waiting.set_exception(SandboxError(why))
                 waiting.exception()  # one that nobody waits for any more is no fault
+
+
+def _let_go(starting: asyncio.Future[tuple[int, int]]) -> None:
+    """Of a keeper that nobody waits for any more."""
+    if not starting.cancelled() and starting.exception() is None:
+        os.close(starting.result()[1])
 
 
 def memory(data: bytes) -> int:
