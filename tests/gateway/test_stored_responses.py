@@ -71,6 +71,47 @@ async def test_an_answer_may_be_sent_back_in_part_by_reference(gateway: Open, re
         assert extends(second, first)
 
 
+WHOLE = {"reasoning", "message", "first", "second"}
+
+
+@pytest.mark.parametrize(
+    "referred",
+    [{"reasoning", "message"}, {"message"}, {"reasoning", "message", "first"}, {"second"}, {"first", "message"}, WHOLE],
+    ids=lambda kinds: "-".join(sorted(kinds)),
+)
+async def test_a_turn_that_is_sent_partly_whole_has_the_items_that_it_refers_to(gateway: Open, referred: set[str]) -> None:
+    """vercel/ai's Responses provider sends its calls whole and text and reasoning by reference: the text was left out of the prompt."""
+    async with gateway([THINKING + "I look." + call_text() + "\n" + call_text('{"command": "b"}'), "Done."]) as gw:
+        session, client = await gw.session()
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        turn = await player.turn(client)
+        names = dict(zip((item["id"] for item in player.history[1:]), ("reasoning", "message", "first", "second"), strict=True))
+        player.history[1:] = [
+            {"type": "item_reference", "id": item["id"]} if names[item["id"]] in referred else item for item in player.history[1:]
+        ]
+        await player.results(turn, "x.py", "y.py").turn(client)
+        first, second = await gw.completions(session)
+        assert (second.parent, second.broken) == (0, None)
+        assert extends(second, first)
+
+
+async def test_what_a_turn_leaves_out_is_not_put_back_by_a_reference_to_its_neighbour(gateway: Open) -> None:
+    async with gateway([THINKING + "I look." + call_text() + "\n" + call_text('{"command": "b"}'), "Done."]) as gw:
+        _, client = await gw.session()
+        player = Responses().user("Go.")
+        player.extra = {"store": True}
+        await player.turn(client)
+        _, text, _, second = player.history[1:]
+        player.history[1:] = [{"type": "item_reference", "id": text["id"]}, second]
+        player.history.append({"type": "function_call_output", "call_id": second["call_id"], "output": "y.py"})
+        await player.turn(client)
+        prompt = gw.engine.calls[1].text
+        assert "I look." in prompt
+        assert '{"command": "b"}' in prompt
+        assert '{"command": "ls"}' not in prompt
+
+
 async def test_b51_an_unknown_previous_response_is_refused(gateway: Open) -> None:
     async with gateway([]) as gw:
         session, client = await gw.session()

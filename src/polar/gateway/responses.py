@@ -52,20 +52,26 @@ class StoredResponses:
         return replace(request, messages=(*head, *earlier, as_echoed(completion.answer), *own))
 
     async def _dereferenced(self, state: SessionState, messages: Sequence[Message], references: frozenset[str]) -> AsyncIterator[Message]:
-        """References to items of one answer become that answer, once. One that is unknown is an error, as with the provider."""
+        """References to items of one answer become that answer, once; in a turn that is partly sent whole, each becomes its item. One that
+        is unknown is an error, as with the provider."""
         last: int | None = None
         for message in messages:
-            if not _is_reference(message, references):
+            named = [ref for ref in message.refs if ref in references]
+            if not named:
                 last = None
                 yield message
-                continue
-            for ref in message.refs:
-                number = pointers.find(state.record.secret, ref)
-                if number is not None and number == last:
-                    continue
-                completion = await self._find(state, ref, param="input")
-                last = completion.number
-                yield as_echoed(completion.answer)
+            elif message.content or message.tool_calls or message.thinking:
+                last = None
+                completion = await self._find(state, named[0], param="input")
+                yield _filled(message, as_echoed(completion.answer), named)
+            else:
+                for ref in named:
+                    number = pointers.find(state.record.secret, ref)
+                    if number is not None and number == last:
+                        continue
+                    completion = await self._find(state, ref, param="input")
+                    last = completion.number
+                    yield as_echoed(completion.answer)
 
     async def answered(self, state: SessionState, response_id: str) -> tuple[Reply, Answer]:
         """A stored response, to be encoded as its first caller got it: whole or as a stream."""
@@ -101,10 +107,22 @@ class StoredResponses:
         return completion
 
 
-def _is_reference(message: Message, references: frozenset[str]) -> bool:
-    """An assistant message that says nothing but where it is kept. An empty answer that is sent back whole is none."""
-    said = message.content or message.tool_calls or message.thinking
-    return message.role == "assistant" and bool(message.refs) and not said and references.issuperset(message.refs)
+def _filled(message: Message, answer: Message, named: Sequence[str]) -> Message:
+    """What a turn says itself, and those parts of `answer` that it only names, in the answer's order."""
+    said = {_bare(call): call for call in message.tool_calls}
+    bare = {_bare(call): call for call in answer.tool_calls}
+    calls = [said.pop(key, call) for key, call in bare.items() if key in said or any(ref.endswith(key) for ref in named)]
+    return replace(
+        message,
+        content=message.content or (answer.content if any(ref.startswith("msg_") for ref in named) else ""),
+        thinking=message.thinking or (answer.thinking if any(ref.startswith("rs_") for ref in named) else ()),
+        tool_calls=(*calls, *said.values()),
+    )
+
+
+def _bare(call: ToolCall) -> str:
+    """A completion's reference and the call's index."""
+    return call.id[-(pointers.LENGTH + 2) :]
 
 
 def as_echoed(answer: Message) -> Message:
