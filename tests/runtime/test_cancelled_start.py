@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from polar.runtime import Owner, Place, RuntimeSpec, create, line
+from polar.runtime.bubblewrap import BubblewrapRuntime
 from polar.runtime.nursery import nursery
 
 
@@ -46,4 +49,33 @@ async def test_the_keeper_gets_its_own_descriptor_and_ends(tmp_path: Path, monke
             await asyncio.sleep(0.02)
     assert handed == [True]
     await runtime.stop()
+    owner.close()
+
+
+async def test_the_internet_of_a_sandbox_whose_start_is_cancelled_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = await BubblewrapRuntime.unavailable()
+    if why is not None or shutil.which("slirp4netns") is None:
+        pytest.skip(why or "slirp4netns is not installed")
+    begun, go_on = threading.Event(), threading.Event()
+    connect = BubblewrapRuntime._connect
+    made: list[subprocess.Popen[bytes]] = []
+
+    def slow(self: BubblewrapRuntime, pid: int) -> subprocess.Popen[bytes]:
+        made.append(connect(self, pid))
+        begun.set()
+        go_on.wait(60)
+        return made[0]
+
+    monkeypatch.setattr(BubblewrapRuntime, "_connect", slow)
+    owner = Owner.open(tmp_path / "owner")
+    spec = RuntimeSpec(backend="bubblewrap", network="bridge")
+    runtime = create(spec, Place("box", owner.id, owner.sandbox("box"), ("127.0.0.1", 9)))
+    starting = asyncio.create_task(runtime.start())
+    await asyncio.to_thread(begun.wait, 60)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await runtime.stop()
+    go_on.set()
+    assert await asyncio.to_thread(made[0].wait, 60) == -9
     owner.close()

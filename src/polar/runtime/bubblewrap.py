@@ -121,7 +121,12 @@ class BubblewrapRuntime(Kept):
         if network in ("gateway", "bridge") and self.place.gateway is not None:
             self._relay = await Relay.open(self.pid, self.place.gateway)
         if network == "bridge":
-            self._internet = await asyncio.to_thread(self._connect, self.pid)
+            connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, self.pid))
+            try:
+                self._internet = await asyncio.shield(connecting)
+            except asyncio.CancelledError:
+                connecting.add_done_callback(_disconnected)  # it does not end with the network that it serves
+                raise
 
     async def stop(self) -> None:
         if self._relay is not None:
@@ -238,6 +243,12 @@ class BubblewrapRuntime(Kept):
                 said = (self.place.folder / "internet.log").read_text(errors="replace").strip()
                 raise SandboxError(f"slirp4netns could not connect the sandbox: {said[-300:]}")
         return child
+
+
+def _disconnected(connecting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+    """Of a sandbox that nobody waits for any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().kill()
 
 
 def _refused() -> str | None:
