@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -19,6 +20,9 @@ from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig, reachable
 
 RESTART_S = 1.0
+LONGEST_RESTART_S = 30.0
+SOON_S = 5.0
+"""A worker that lives no longer has not come up."""
 READY_S = 120.0
 
 
@@ -46,21 +50,31 @@ async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[No
                 [sys.executable, "-m", "polar.cli", "gateway", "--config", str(file), "--session", "none", "--worker", str(index)]
             )
         environment = {**os.environ, "POLAR_WORKERS": orjson.dumps(urls).decode()}
-        keepers = [asyncio.create_task(_keep(index, command, environment, stop, progress)) for index, command in enumerate(commands)]
-        try:
+        up = asyncio.Event()
+        keepers = [asyncio.create_task(_keep(index, command, environment, up, stop, progress)) for index, command in enumerate(commands)]
+
+        async def come_up() -> None:
             for index, (_, admin_url) in enumerate(urls):
                 await _until_ready(index, Admin(admin_url, token), keepers[index])
+            up.set()
             progress(f"{config.workers} workers are up")
             await ready(Admin(urls[0][1], token))
-            await stop.wait()
+
+        try:
+            if await unless(stop, come_up()):
+                await stop.wait()
         finally:
             stop.set()
             progress("shutting down: waiting for calls in flight")
             await asyncio.gather(*keepers, return_exceptions=True)
 
 
-async def _keep(index: int, command: list[str], environment: dict[str, str], stop: asyncio.Event, progress: Callable[[str], None]) -> None:
-    """Keeps one worker running. One that ends at once in its first seconds has a fault that a restart won't mend."""
+async def _keep(
+    index: int, command: list[str], environment: dict[str, str], up: asyncio.Event, stop: asyncio.Event, progress: Callable[[str], None]
+) -> None:
+    """Keeps one worker running. Until all were `up`, one that ends in its first seconds has a fault that a restart won't mend, a
+    `ConfigError`. Later its sessions have nobody else, so it is tried again, ever more rarely."""
+    wait_s = RESTART_S
     while not stop.is_set():
         began = asyncio.get_running_loop().time()
         process = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
@@ -73,10 +87,13 @@ async def _keep(index: int, command: list[str], environment: dict[str, str], sto
                 process.terminate()
             await ended
             return
-        if asyncio.get_running_loop().time() - began < 5 * RESTART_S:
+        soon = asyncio.get_running_loop().time() - began < SOON_S
+        if soon and not up.is_set():
             raise ConfigError(f"worker {index} ended with code {process.returncode} as soon as it started")
+        wait_s = min(2 * wait_s, LONGEST_RESTART_S) if soon else RESTART_S
         progress(f"worker {index} ended with code {process.returncode}; starting it again")
-        await asyncio.sleep(RESTART_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), wait_s)
 
 
 async def _until_ready(index: int, admin: Admin, keeper: asyncio.Task[None]) -> None:
