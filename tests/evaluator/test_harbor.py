@@ -104,6 +104,15 @@ async def test_a_reward_that_cannot_be_read_is_an_error_and_no_zero(lab: Lab, te
             await make("harbor", {}).evaluate(lab.evidence(agent))
 
 
+async def test_links_in_a_circle_cost_nobody_the_work(lab: Lab, tests: Path) -> None:
+    (tests / "test.sh").write_text('grep -qx 42 answer.txt && test "$(cat near)" = 42 && echo 1 > "$VERIFIER_LOGS/reward.txt"\n')
+    async with lab.sandbox() as agent:
+        await work(agent, "echo 42 > answer.txt; ln -s answer.txt near; ln -s loop loop; mkdir d; ln -s ../d/b d/a; ln -s a d/b; ln -s / r")
+        verdict = await make("harbor", {}).evaluate(lab.evidence(agent))
+    assert verdict.reward == 1
+    assert verdict.report["carried"]["links_not_carried"] == ["d/a", "d/b", "loop", "r"]
+
+
 async def test_a_link_to_the_hidden_expectation_is_not_carried(lab: Lab, tests: Path) -> None:
     async with lab.sandbox() as agent:
         await work(agent, "ln -s /tests/expected.txt answer.txt; ln -s / root; ln -s root/tests/expected.txt other; mkfifo pipe")

@@ -114,11 +114,16 @@ async def _workdir(evidence: Evidence, runtime: Runtime, budget: Budget) -> Carr
             await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
         except UnsafePath:
             await asyncio.to_thread(shutil.rmtree, local, True)
-            links, bits = await _unlink(agent, budget), await _unset(agent, budget)
+            links, bits = await _unlink(agent, budget, _UNLINK), await _unset(agent, budget)
             try:
                 await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
-            except UnsafePath as error:
-                return Carried(f"the work folder cannot be taken out of the sandbox: {error}", how="workdir")
+            except UnsafePath:
+                await asyncio.to_thread(shutil.rmtree, local, True)
+                links |= await _unlink(agent, budget, _UNCIRCLE)
+                try:
+                    await agent.download(agent.workdir, local, max_bytes=MAX_BYTES)
+                except UnsafePath as error:
+                    return Carried(f"the work folder cannot be taken out of the sandbox: {error}", how="workdir")
         except FileNotFoundError:
             local.mkdir()
         room_mb = runtime.spec.storage_mb
@@ -176,6 +181,16 @@ for path do
     fi
 done' sh {} +
 """
+_UNCIRCLE = r"""
+find . -type l -exec sh -c '
+for path do
+    [ ! -e "$path" ] || continue
+    target=$(readlink -- "$path" && echo .) || continue
+    printf "%s\\0%s\\0" "$path" "${target%??}"
+    rm -f -- "$path"
+done' sh {} +
+"""
+"""Links in a circle, or in a chain that no kernel follows, lead nowhere, and no copy takes them."""
 _UNSET = r"""
 find . -type f \( -perm -4000 -o -perm -2000 \) -exec sh -c '
 for path do
@@ -190,10 +205,11 @@ done
 """
 
 
-async def _unlink(agent: Runtime, budget: Budget) -> dict[str, str]:
-    """Takes links that leave the work folder, sockets, pipes and devices out of the agent's (finished) work folder; the links."""
+async def _unlink(agent: Runtime, budget: Budget, script: str) -> dict[str, str]:
+    """Takes links out of the agent's (finished) work folder: those that leave it, and sockets, pipes and devices with them (`_UNLINK`), or
+    those that lead nowhere (`_UNCIRCLE`). Where each stood, and what it said."""
     done = await agent.exec(
-        ["sh", "-c", f'cd -- "$1" || exit 1\n{_UNLINK}', "sh", agent.workdir], timeout_s=min(120.0, budget.left()), keep_bytes=4 << 20
+        ["sh", "-c", f'cd -- "$1" || exit 1\n{script}', "sh", agent.workdir], timeout_s=min(120.0, budget.left()), keep_bytes=4 << 20
     )
     fields = [part.decode(errors="surrogateescape") for part in done.stdout.split(b"\0")[:-1]]
     return dict(zip(fields[::2], fields[1::2], strict=False))
