@@ -87,6 +87,8 @@ def answering(handler: Handler) -> Handler:
 
     async def wrapped(request: Request) -> Response:
         try:
+            if any("\0" in text for text in (request.scope["path"], *request.query_params.values())):  # PostgreSQL's text has none
+                raise RolloutError("a NUL stands in the path or the query", code="invalid_request", status=422)
             return await handler(request)
         except RolloutError as error:
             headers = {"retry-after": "5"} if error.status in (429, 503) else {}

@@ -17,6 +17,10 @@ DEEPEST = 100
 def check_task(request: TaskRequest) -> TaskRequest:
     """The task as it is kept: with our spelling of a preset that the reference spells otherwise (`claude_code`). Raises `ConfigError`."""
     _check_json(request.model_dump(), "", 0)
+    backend = None if request.runtime is None else request.runtime.backend
+    for name, said in (("agent.import_path", request.agent.import_path), ("runtime.backend", backend)):
+        if said is not None and not said.isprintable():
+            raise ConfigError(f"{name}: {said!r} is no name")
     if request.callback_url is not None and not is_http_url(request.callback_url):
         raise ConfigError("callback_url must be an http or https URL")
     if request.session_callbacks and request.callback_url is None:

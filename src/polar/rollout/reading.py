@@ -15,6 +15,8 @@ from polar.rollout.schedule import candidate, why_shared
 from polar.rollout.tables import attempts, deliveries, nodes, results, sessions, tasks
 
 MAX_PAGE = 1000
+HIGHEST = (1 << 31) - 1
+"""Of the numbers of rows: what an INTEGER holds."""
 
 
 def find_task(connection: Connection, name: str) -> Row[Any]:
@@ -106,7 +108,7 @@ def list_tasks(
     if since is not None:
         query = query.where(tasks.c.created >= since)
     if cursor is not None:
-        query = query.where(tasks.c.id < cursor_number(cursor))
+        query = query.where(tasks.c.id < min(cursor_number(cursor), HIGHEST))
     rows = connection.execute(query.order_by(tasks.c.id.desc()).limit(limit + 1)).all()
     waiting = waits(connection, [row.id for row in rows[:limit] if row.state == "running"])
     shown = [{**_task_line(row), "waits_for": waiting.get(row.id)} for row in rows[:limit]]
@@ -119,7 +121,7 @@ def list_sessions(connection: Connection, task: Row[Any], *, status: str | None,
     if status:
         query = query.where(sessions.c.status == status)
     if cursor is not None:
-        query = query.where(sessions.c.sample > cursor_number(cursor))
+        query = query.where(sessions.c.sample > min(cursor_number(cursor), HIGHEST))
     rows = connection.execute(query.order_by(sessions.c.sample).limit(limit + 1)).all()
     shown = [session_line(row, task.name) for row in rows[:limit]]
     return {"task_id": task.name, "sessions": shown, "next_cursor": str(rows[limit - 1].sample) if len(rows) > limit else None}
