@@ -130,3 +130,15 @@ async def test_a_turn_is_never_counted_twice(gateway: Open, monkeypatch: pytest.
         monkeypatch.setattr(SessionState, "recorded", recording)
         await Chat().user("Go.").turn(client)
         assert refused == []
+
+
+async def test_a_clock_that_is_set_back_makes_no_negative_durations(gateway: Open) -> None:
+    async with gateway(lambda call: "Hi.") as gw:
+        times = iter(range(1000, 0, -10))
+        gw.gateway.api._context.clock = lambda: float(next(times))
+        _, client = await gw.session()
+        await Chat().user("Go.").turn(client)
+        lines = gw.gateway.metrics.exposition().decode().splitlines()
+        sums = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if "_seconds_sum" in line)}
+        assert len(sums) == 3
+        assert min(sums.values()) >= 0

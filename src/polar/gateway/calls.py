@@ -202,7 +202,7 @@ class Call:
         """What the engine gave, the reader that the client has seen it through where it is live, and the policy version as it was when the
         generation began."""
         version = self._context.gate.policy_version
-        began = self._context.clock()
+        began = time.perf_counter()
         reader: LiveReader | None = None
         request = self.incoming.request
         if self.incoming.live and plan.mode == "tokens" and request.n == 1 and not request.top_logprobs:
@@ -210,7 +210,7 @@ class Call:
             generations = [await self._stream(plan, sampled, reader, version)]
         else:
             generations = await self._generate(plan, sampled, version)
-        self._context.metrics.engine_seconds.observe(self._context.clock() - began)
+        self._context.metrics.engine_seconds.observe(time.perf_counter() - began)
         return generations, reader, version
 
     async def _generate(self, plan: Plan, sampled: Sampled, version: str | None) -> list[Generation]:
