@@ -8,16 +8,27 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_qwen3 import tiny_qwen3
-from transformers import AutoModelForCausalLM, Starcoder2Config
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Starcoder2Config
 
 from polar.errors import ConfigError
 from polar.train.checkpoints import RunState, latest, restore, save
 from polar.train.learner import Learner, Optimisation
-from polar.train.loading import LoraSettings, WithoutAdapter, is_lora, load_policy, merged_weights, reference_of, save_merged, save_model
+from polar.train.loading import (
+    LoraSettings,
+    WithoutAdapter,
+    _product,
+    is_lora,
+    load_policy,
+    merged_weights,
+    reference_of,
+    save_merged,
+    save_model,
+)
 from polar.train.loss import Loss
 from polar.train.policy import Policy
 from polar.train.rows import Row
@@ -25,6 +36,21 @@ from polar.train.rows import Row
 VOCABULARY = 61
 HOW = Optimisation(lr=1e-2, token_budget=40)
 LORA = LoraSettings(r=4, alpha=8.0)
+MIXED: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +353,50 @@ def test_a_merged_model_computes_the_same_and_leaves_the_policy_alone(tmp_path: 
     for ours, theirs in zip(policy.logprobs(rows), merged.logprobs(rows), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert set(merged_weights(policy.model)) == set(merged.model.state_dict())
+
+
+def of_experts(folder: Path) -> str:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(Qwen3MoeConfig(**MIXED)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_adapter_of_experts_is_trained_and_merged_into_each(checkpointing: bool, tmp_path: Path) -> None:
+    policy, rows = load_policy(of_experts(tmp_path / "base"), lora=LORA, gradient_checkpointing=checkpointing), batch(5)
+    start = policy.logprobs(rows)[0].detach()
+    learner = Learner(policy, HOW)
+    for _ in range(3):
+        learner.step(rows)
+    for name, one in policy.model.named_parameters():
+        if ".experts." in name and "lora_B" in name:
+            assert float(one.detach().abs().max()) > 0, f"{name} is not trained"
+            torch.nn.init.normal_(one, std=0.2)
+    assert float((policy.logprobs(rows)[0].detach() - start).abs().max()) > 1e-2
+    save_merged(policy.model, tmp_path / "merged")
+    merged = load_policy(str(tmp_path / "merged"))
+    for ours, theirs in zip(policy.logprobs(rows), merged.logprobs(rows), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_added_to_experts_is_as_they_are_laid_out(transposed: bool) -> None:
+    """Most are [experts, out, in], some are the other way round. peft itself adds up in the weight's format."""
+    model = torch.nn.Module()
+    model.experts = torch.nn.Module()
+    model.experts.is_transposed = transposed
+    model.experts.weight = torch.nn.Parameter(torch.randn(3, 4, 5))
+    found = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, target_modules=[], target_parameters=["experts.weight"], init_lora_weights=False)
+    )
+    layer = found.base_model.model.experts
+    up, down = layer.lora_B["default"].weight, layer.lora_A["default"].weight
+    torch.testing.assert_close(_product(layer, up, down) * layer.scaling["default"], layer.get_delta_weight("default"))
+
+
+def test_what_peft_cannot_adapt_is_said_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be adapted so: .*lora_dropout"):
+        load_policy(of_experts(tmp_path), lora=LoraSettings(dropout=0.1))
 
 
 # ---- gradient checkpointing

@@ -17,6 +17,7 @@ second copy.
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from polar.errors import ConfigError
-from polar.train.place import check_place, not_given
+from polar.train.place import check_place, first_line, not_given
 from polar.train.policy import Policy, Way
 from polar.train.rows import Row
 
@@ -222,17 +223,34 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
         if not hasattr(layer, "lora_A") or adapter not in layer.lora_A:
             continue
         down, up = (weights[f"{name}.{part}.{adapter}.weight"] for part in ("lora_A", "lora_B"))
-        base = weights[f"{name}.base_layer.weight"]
+        place = _adapted(name, layer)
+        base = weights[place]
         wide = torch.promote_types(torch.float32, base.dtype)
-        added = (up.to(wide) @ down.to(wide)) * layer.scaling[adapter]
-        if getattr(layer, "fan_in_fan_out", False):
-            added = added.T
-        weights[f"{name}.base_layer.weight"] = (base.to(wide) + added).to(base.dtype).cpu()  # a GPU has no room for the model twice
+        added = _product(layer, up.to(wide), down.to(wide)) * layer.scaling[adapter]
+        weights[place] = (base.to(wide) + added).to(base.dtype).cpu()  # a GPU has no room for the model twice
     return {
-        name.removeprefix("base_model.model.").replace(".base_layer.", "."): value
+        re.sub(r"(\.base_layer)+\.", ".", name.removeprefix("base_model.model.")): value
         for name, value in weights.items()
         if ".lora_" not in name
     }
+
+
+def _adapted(name: str, layer: Any) -> str:
+    """The name of the weight that peft's layer `name` adapts. Those of several weights of one module are around each other."""
+    inner = layer
+    while hasattr(inner, "base_layer"):
+        inner, name = inner.base_layer, f"{name}.base_layer"
+    return f"{name}.{getattr(layer, 'parameter_name', 'weight')}"
+
+
+def _product(layer: Any, up: Tensor, down: Tensor) -> Tensor:
+    """B A, as the weight is laid out: [out, in], or one of these for each of e experts, whose A are [e r, in] and whose B [out, r e], the
+    expert the faster index."""
+    experts = getattr(layer, "num_experts", 1)
+    if experts > 1:
+        a, b = down.reshape(experts, -1, down.shape[-1]), up.reshape(len(up), -1, experts)
+        return torch.einsum("ore,eri->eoi" if layer._did_swap_in_out_features else "ore,eri->eio", b, a)
+    return (up @ down).T if getattr(layer, "fan_in_fan_out", False) else up @ down
 
 
 def save_model(model: Any, folder: Path) -> None:
@@ -353,6 +371,8 @@ def _with_new_adapter(base: Any, lora: LoraSettings) -> Any:
         with _without_future():
             return peft.get_peft_model(base, config)
     except ValueError as error:
+        if "not found" not in str(error):
+            raise ConfigError(f"lora: {type(base).__name__} cannot be adapted so: {first_line(error)}") from error
         names = sorted({name.rpartition(".")[2] for name, one in base.named_modules() if isinstance(one, torch.nn.Linear)})
         raise ConfigError(f"lora.target_modules {targets!r} fits no layer of {type(base).__name__}; it has {', '.join(names)}") from error
 
