@@ -96,6 +96,15 @@ def test_text_on_both_sides_of_a_call_is_found_in_its_pieces(text: str, found: l
     assert codes(merge(made).traces[0].to_json(), tokenizer=words) == found
 
 
+def test_a_run_that_the_rows_end_cuts_is_not_its_whole_message() -> None:
+    words = WordTokenizer()
+    question, answer = words.encode("what is it"), words.encode("it is this one here")
+    made = call(0, question, answer, answer=Message("assistant", "it is this one here"))
+    (cut,) = merge(made, max_length=len(question) + 3, cut="token").traces
+    assert cut.spans[0].message is None
+    assert codes(cut.to_json(), tokenizer=words) == []
+
+
 def test_ids_that_the_tokenizer_does_not_know_are_found() -> None:
     words = WordTokenizer()
     assert codes(merge(call(0, [0], [4000])).traces[0].to_json(), tokenizer=words) == ["decode"]

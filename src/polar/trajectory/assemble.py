@@ -41,7 +41,7 @@ class Job:
     def row(self, ids: Ids, pieces: Sequence[Piece], *, cut: str | None = None, faithful: bool = True) -> Trace:
         """The row of `ids`: int32[n], with `pieces` in order; runs beyond its end are cut there. At least one piece must be trained.
 
-        The message of an answer that its caller had begun is not what was sampled: that run decodes to no message.
+        A run decodes to no message where its answer's message is more: one that the row's end cuts, one that its caller had begun.
         """
         mask = np.zeros(len(ids), np.bool_)
         logprobs = np.zeros(len(ids), np.float32)
@@ -63,7 +63,7 @@ class Job:
                     policy_version=record.policy_version,
                     sampling=record.sampling,
                     finish=record.finish if whole else "length",
-                    message=None if "prefilled" in record.tags else place,
+                    message=place if whole and "prefilled" not in record.tags else None,
                 )
             )
             if piece.trained is not None:
