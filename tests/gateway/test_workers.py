@@ -15,6 +15,7 @@ import orjson
 import pytest
 from gateway_players import NAMES, PLAYERS, Chat, Player, until
 
+from polar.errors import Unauthenticated
 from polar.gateway.config import EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import serving
@@ -176,3 +177,24 @@ async def test_a_session_of_another_worker_ends_whatever_it_is_called(tmp_path: 
             assert await both.gateways[0].close_session(record)
             player = Chat().user("Hi")
             assert (await both.post(key, player.path(False), player.body(False))).status == 410
+
+
+async def test_a_key_that_no_header_carries_unchanged_is_refused_where_it_came(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    """Passed on, it would be another key, of another worker, which would pass it on in its turn, ever longer."""
+    async with workers(tmp_path, qwen3_tokenizer_dir) as both:
+        handed: list[int] = []
+        for gateway in both.gateways:
+            assert gateway.shards is not None
+            gateway.shards.hand_over = lambda owner, *rest: refuse(handed, owner)  # type: ignore[method-assign]
+        for number in range(8):
+            request = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer é{number}\r\nconnection: close\r\n\r\n"
+            reader, writer = await asyncio.open_connection("127.0.0.1", both.gateways[0].config.port)
+            writer.write(request.encode("latin-1"))
+            assert (await reader.readline()).split()[1] == b"401"
+            writer.close()
+        assert handed == []
+
+
+async def refuse(handed: list[int], owner: int) -> None:
+    handed.append(owner)
+    raise Unauthenticated("handed over")

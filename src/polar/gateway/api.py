@@ -106,7 +106,7 @@ class ModelApi:
             health = self._health()
             await reply.json(200 if health["status"] == "ok" else 503, health)
             return
-        if self._shards is not None and request.key and (owner := self._shards.owner(hash_key(request.key))) != self._shards.index:
+        if self._shards is not None and (owner := self._owner(request.key)) != self._shards.index:
             try:
                 if is_upgrade(request):  # a hop's own affair: it cannot be handed over
                     raise Upgrade(NO_WEBSOCKET)
@@ -133,6 +133,12 @@ class ModelApi:
             metrics.left.inc()
         metrics.requests.labels(request.dialect.name, operation, str(reply.status or CLIENT_LEFT)).inc()
         metrics.request_seconds.labels(request.dialect.name).observe(time.perf_counter() - began)
+
+    def _owner(self, key: str | None) -> int:
+        """The worker of a request's session; this one where the key is none that Polar gives out: in a header it might become another one
+        on its way, of another worker."""
+        assert self._shards is not None
+        return self._shards.owner(hash_key(key)) if key and key.isascii() else self._shards.index
 
     async def _refuse(self, request: Request, reply: Responder, error: CallError) -> None:
         if reply.started:
