@@ -3,8 +3,9 @@ database is the truth, and a file that cannot be written is tried again."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from polar.rollout.database import Transaction, unpacked
 from polar.rollout.tables import results, sessions, tasks
+
+log = logging.getLogger("polar.rollout")
 
 BATCH = 64
 
@@ -49,9 +52,13 @@ def note_saved(tx: Transaction, paths: dict[str, str]) -> None:
 
 
 def remove_files(paths: Sequence[str]) -> None:
-    """Of a task that is forgotten: its files, and its folder if that leaves it empty."""
+    """Of a task that is forgotten: its files, and its folder if that leaves it empty. One that resists stays, and is said: the database
+    would keep everything otherwise."""
     for path in map(Path, paths):
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the file of a result that is forgotten stays", extra={"path": str(path), "why": str(error)})
     for folder in {Path(path).parent for path in paths}:
-        if folder.is_dir() and not any(folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are in it
+            folder.rmdir()
