@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from renderers import ParsedToolCall, ToolCallParseStatus
 
-from polar.chat import Answer, Message, Thinking, ToolCall
+from polar.chat import Answer, Message, Thinking, Tool, ToolCall
 from polar.engines.base import EngineFinish
 from polar.tokens import pointers
+from polar.tokens.calls import read_call, sampled_arguments
 from polar.tokens.path import TokenPath
-from polar.tokens.reading import LOGPROB_FLOOR, sampled_arguments
+from polar.tokens.reading import LOGPROB_FLOOR
 from tokens.session import TOOLS, Session, call_text, made, user
 
 
@@ -207,6 +209,66 @@ def test_qwen35_reads_and_bridges(qwen3_path: TokenPath) -> None:
     assert plan.bridged
     bad = session.answer(plan, "x</think>\n\n<tool_call>\nno function\n</tool_call><|im_end|>")
     assert bad.answer.message.text == "<tool_call>\nno function\n</tool_call>"
+
+
+EDIT = Tool(
+    "edit",
+    None,
+    {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "list": {"type": ["string", "null"]},
+            "any": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "one": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+            "free": {},
+        },
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "arguments"),
+    [
+        ("text", "    return x\n", '{"text": "    return x\\n"}'),
+        ("text", "\n\n  a\n\n", '{"text": "\\n\\n  a\\n\\n"}'),
+        ("text", "  ", '{"text": "  "}'),
+        ("text", "12", '{"text": "12"}'),
+        ("count", " 12 ", '{"count": 12}'),
+        ("count", "many", '{"count": "many"}'),
+        ("list", " word ", '{"list": " word "}'),
+        ("list", "12", '{"list": "12"}'),
+        ("list", "null", '{"list": null}'),
+        ("any", "true", '{"any": "true"}'),
+        ("any", "null", '{"any": null}'),
+        ("one", "12", '{"one": 12}'),
+        ("free", "a word", '{"free": "a word"}'),
+        ("free", "[1]", '{"free": [1]}'),
+        ("other", "a word ", '{"other": "a word "}'),
+    ],
+)
+def test_values_that_are_no_json_are_read_as_written(qwen3_path: TokenPath, name: str, written: str, arguments: str) -> None:
+    """An editor's text begins with its indentation, and a word is a word though the tool takes null, too: such calls used to lose the
+    one, and to be no calls for the other. vLLM reads all of these so."""
+    session = Session(TokenPath(qwen3_path.tokenizer, model="m", renderer="qwen3.5", mode="tokens"))
+    block = f"<tool_call>\n<function=edit>\n<parameter={name}>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    reading = session.answer(session.ask(user("u"), tools=(EDIT,)), f"hm\n</think>\n\n{block}<|im_end|>")
+    assert [(call.name, call.arguments) for call in reading.message.tool_calls] == [("edit", arguments)]
+    assert reading.tags == frozenset()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "edit<arg_key>text</arg_key>\n<arg_value>  a\n</arg_value>",
+        '<invoke name="edit"><parameter name="text">\n  a\n\n</parameter></invoke>',
+    ],
+    ids=["glm", "minimax"],
+)
+def test_whitespace_is_kept_in_every_such_format(raw: str) -> None:
+    attempt = ParsedToolCall(raw=raw, name="edit", arguments={"text": "a", "count": 1}, token_span=None, status=ToolCallParseStatus.OK)
+    assert read_call(attempt, (EDIT,)) == ("edit", '{"text": "  a\\n", "count": 1}')
 
 
 def test_a_format_without_marks_of_its_own_keeps_what_it_cannot_read(qwen3_path: TokenPath, monkeypatch: pytest.MonkeyPatch) -> None:

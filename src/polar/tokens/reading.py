@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
-from renderers import ToolCallParseStatus
 
 from polar.chat import Answer, FinishReason, Message, Thinking, TokenLogprob, Tool, ToolCall, Usage
 from polar.engines.base import Generation
 from polar.records import Ids
+from polar.tokens.calls import is_object, read_call
 from polar.tokens.rendering import Markers, Rendering
 
 LOGPROB_FLOOR = -9999.0
@@ -127,7 +126,7 @@ def _calls(
     between: list[str] = []
     at = cut.calls
     for attempt in attempts:
-        read = read_call(attempt)
+        read = read_call(attempt, tools)
         if read is None or attempt.token_span is None or at is None or attempt.token_span[0] < at:
             return None
         between.append(decode(ids[at : attempt.token_span[0]]).strip())
@@ -137,52 +136,6 @@ def _calls(
         return None
     between.append(decode(ids[at : cut.stop]).strip())
     return tuple(calls), between
-
-
-def read_call(attempt: Any) -> tuple[str, str] | None:
-    """Name and arguments text of one parsed block, or `None` if a harness could not run it.
-
-    The arguments are the very text that was sampled where the format is JSON. Names that no tool has are passed on: telling the model
-    is the harness's business.
-    """
-    if attempt.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL):
-        return None
-    if not isinstance(attempt.name, str) or not attempt.name.strip() or any("\ud800" <= one <= "\udfff" for one in attempt.name):
-        return None  # no name, or one with half of a surrogate pair, which nobody can write
-    if isinstance(attempt.arguments, str):
-        return (attempt.name, attempt.arguments) if _is_object(attempt.arguments) else None
-    if not isinstance(attempt.arguments, dict):
-        return None
-    text = sampled_arguments(attempt.raw)
-    if text is None:
-        text = json.dumps(attempt.arguments, ensure_ascii=False)
-    return (attempt.name, text) if _is_object(text) else None
-
-
-def sampled_arguments(raw: str) -> str | None:
-    """The text of the value of `arguments` in a JSON object's text, untouched; `None` if `raw` is none or lacks the key."""
-    decoder = json.JSONDecoder()
-    found: str | None = None
-    try:
-        at = _skip(raw, 0)
-        if raw[at : at + 1] != "{":
-            return None
-        at = _skip(raw, at + 1)
-        while raw[at : at + 1] == '"':
-            key, at = decoder.raw_decode(raw, at)
-            at = _skip(raw, at)
-            if raw[at : at + 1] != ":":
-                return None
-            start = _skip(raw, at + 1)
-            _, end = decoder.raw_decode(raw, start)
-            if key == "arguments":
-                found = raw[start:end]
-            at = _skip(raw, end)
-            if raw[at : at + 1] == ",":
-                at = _skip(raw, at + 1)
-    except (ValueError, RecursionError):
-        return None
-    return found
 
 
 def message_from(parsed: Parsed, ref: str) -> Message:
@@ -237,7 +190,7 @@ def read_engine_message(generation: Generation, tokenizer: Any | None, *, calls_
     message = generation.message or Message("assistant")
     tokens = _reasoning_tokens(generation, message, tokenizer)
     calls = tuple((call.name, call.arguments if call.arguments.strip() else "{}") for call in message.tool_calls)
-    if (calls_allowed or not calls) and all(name.strip() and _is_object(arguments) for name, arguments in calls):
+    if (calls_allowed or not calls) and all(name.strip() and is_object(arguments) for name, arguments in calls):
         unread = not calls and "<tool_call>" in message.text
         blank = bool(calls or message.reasoning) and not message.text.strip()  # the template's, between thinking and call
         shown = "" if blank else message.text
@@ -291,7 +244,7 @@ def _parse_generic(
     if parsed.reasoning_complete is False:
         return Parsed(_before(thinking, stop_string).strip(), "", (), stop, frozenset({"thinking_open"}))
     tokens = len(tokenizer.encode(thinking)) if thinking else 0
-    read = [read_call(attempt) for attempt in parsed.tool_calls]
+    read = [read_call(attempt, tools) for attempt in parsed.tool_calls]
     calls = tuple(call for call in read if call is not None)
     if len(calls) == len(read) and (calls_allowed or not calls):
         return Parsed(thinking, _before(parsed.content, stop_string), calls, tokens)
@@ -311,17 +264,3 @@ def _index(ids: list[int], one: int, start: int, stop: int) -> int | None:
         return ids.index(one, start, stop)
     except ValueError:
         return None
-
-
-def _skip(raw: str, at: int) -> int:
-    while at < len(raw) and raw[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-def _is_object(text: str) -> bool:
-    """Whether every JSON parser reads it as an object: no NaN and no half of a surrogate pair, which Python's own takes."""
-    try:
-        return isinstance(orjson.loads(text), dict)
-    except orjson.JSONDecodeError:
-        return False

@@ -1,0 +1,129 @@
+"""One tool call's block, as the library split it up, to a name and the text of its arguments.
+
+What a harness gets is what was written: the sampled text itself where the format is JSON, whole texts where it is not. Knows no ids and
+no answer around the call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from renderers import ToolCallParseStatus
+
+from polar.chat import Tool
+
+
+def read_call(attempt: Any, tools: Sequence[Tool] = ()) -> tuple[str, str] | None:
+    """Name and arguments text of one parsed block, or `None` if a harness could not run it.
+
+    The arguments are the very text that was sampled where the format is JSON. Names that no tool has, and values of a type that the tool
+    does not take, are passed on: telling the model is the harness's business.
+    """
+    if attempt.status not in _READABLE:
+        return None
+    if not isinstance(attempt.name, str) or not attempt.name.strip() or any("\ud800" <= one <= "\udfff" for one in attempt.name):
+        return None  # no name, or one with half of a surrogate pair, which nobody can write
+    if isinstance(attempt.arguments, str):
+        return (attempt.name, attempt.arguments) if is_object(attempt.arguments) else None
+    if not isinstance(attempt.arguments, dict):
+        return None
+    text = sampled_arguments(attempt.raw)
+    if text is None:
+        tool = next((tool for tool in tools if tool.name == attempt.name), None)
+        text = json.dumps(_as_written(attempt.arguments, attempt.raw, tool), ensure_ascii=False)
+    return (attempt.name, text) if is_object(text) else None
+
+
+_READABLE = (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallParseStatus.INVALID_JSON)
+"""The last, where there are arguments at all: in a format that writes values as text, one is not what its tool's schema says."""
+
+_VALUE = re.compile(
+    r'<parameter(?:=| name=")([^">]+)"?>\n?(.*?)\n?</parameter>|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>', re.DOTALL
+)
+
+
+def _as_written(arguments: dict[str, Any], raw: str, tool: Tool | None) -> dict[str, Any]:
+    """The arguments with their texts as they were written, where a format is not JSON. The library takes the whitespace around them off:
+    an edit of an indented line would be another one; and it makes a number of a text of digits if the tool takes null there, too.
+    Templates write a text as it is, Qwen's between two newlines of its own."""
+    texts = {(name or key).strip(): value or other for name, value, key, other in _VALUE.findall(raw)}
+    properties = {} if tool is None else tool.parameters.get("properties")
+    schemas = properties if isinstance(properties, dict) else {}
+    return {
+        name: texts[name] if name in texts and _is_text(value, texts[name], schemas.get(name)) else value
+        for name, value in arguments.items()
+    }
+
+
+def _is_text(value: Any, text: str, schema: Any) -> bool:
+    """Whether what was read as `value` is the text itself."""
+    if isinstance(value, str):
+        return text.strip() == value
+    types = _types(schema)
+    return "string" in types and types.isdisjoint(_TYPES.get(type(value), ()))
+
+
+_TYPES = {
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    type(None): ("null",),
+    dict: ("object",),
+    list: ("array",),
+}
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema names, those of its alternatives among them."""
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type")
+    types = {one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(key), list):
+            types = types.union(*(_types(branch) for branch in branches))
+    return types
+
+
+def sampled_arguments(raw: str) -> str | None:
+    """The text of the value of `arguments` in a JSON object's text, untouched; `None` if `raw` is none or lacks the key."""
+    decoder = json.JSONDecoder()
+    found: str | None = None
+    try:
+        at = _skip(raw, 0)
+        if raw[at : at + 1] != "{":
+            return None
+        at = _skip(raw, at + 1)
+        while raw[at : at + 1] == '"':
+            key, at = decoder.raw_decode(raw, at)
+            at = _skip(raw, at)
+            if raw[at : at + 1] != ":":
+                return None
+            start = _skip(raw, at + 1)
+            _, end = decoder.raw_decode(raw, start)
+            if key == "arguments":
+                found = raw[start:end]
+            at = _skip(raw, end)
+            if raw[at : at + 1] == ",":
+                at = _skip(raw, at + 1)
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def is_object(text: str) -> bool:
+    """Whether every JSON parser reads it as an object: no NaN and no half of a surrogate pair, which Python's own takes."""
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _skip(raw: str, at: int) -> int:
+    while at < len(raw) and raw[at] in " \t\r\n":
+        at += 1
+    return at
