@@ -35,6 +35,14 @@ async def test_a_folder_in_and_out(sandboxes: Sandboxes, tmp_path: Path) -> None
     assert (tmp_path / "back" / "sub" / "run.sh").stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.parametrize("path", [".", "./", "{workdir}", "{workdir}/", "{workdir}/."])
+async def test_a_folder_is_the_same_by_all_its_names(sandboxes: Sandboxes, tmp_path: Path, path: str) -> None:
+    runtime = await sandboxes.make()
+    await runtime.exec("echo 1 > only")
+    await runtime.download(path.format(workdir=runtime.workdir), tmp_path / "back")
+    assert (tmp_path / "back" / "only").read_text() == "1\n"
+
+
 async def test_what_is_uploaded_belongs_to_the_sandbox(sandboxes: Sandboxes, tmp_path: Path) -> None:
     (tmp_path / "private").write_text("x")
     (tmp_path / "private").chmod(0o600)

@@ -116,6 +116,8 @@ class Container:
     ) -> ExecResult:
         """As `Runtime.exec`."""
         argv, began, emptied = shell.arguments(command), time.monotonic(), False
+        if (why := shell.unfit(argv, env or {})) is not None:
+            return ExecResult(CANNOT_BEGIN, b"", f"{argv[0][:200]}: {why}\n".encode(errors="replace"), 0.0)
         while True:
             tail = Tail(keep_bytes, on_output, word := secrets.token_hex(8))
             started = [*(BEGIN if stdin is None else BEGIN_AND_DRAIN), word, *argv]

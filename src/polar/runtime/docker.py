@@ -18,7 +18,7 @@ import contextlib
 import json
 import posixpath
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import aiodocker
@@ -128,10 +128,14 @@ class DockerRuntime(Runtime):
         await self._running.end_all()
 
     async def upload(self, source: Path, target: str) -> None:
-        await container_files.upload(self._running, source, posixpath.join(self._workdir, target))
+        await container_files.upload(self._running, source, self._inside(target))
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30) -> None:
-        await container_files.download(self._running, posixpath.join(self._workdir, source), target, max_bytes=max_bytes)
+        await container_files.download(self._running, self._inside(source), target, max_bytes=max_bytes)
+
+    def _inside(self, path: str) -> str:
+        """As one path, without `.` and `/` at its end: by the last part daemons name what they send, and with that name it is taken off."""
+        return str(PurePosixPath(self._workdir, path))
 
     async def stop(self) -> None:
         relay, self._relay = self._relay, None
