@@ -402,9 +402,11 @@ def show(found: list[dict[str, Any]]) -> None:
         if ratios:
             print(f"  {name:<26}{', '.join(ratios)}")
     merged, single = "sessions, prefix_merging", "sessions, per_request"
-    print(f"  prefix_merging against per_request, rows packed: {seconds[single, 'packed'] / seconds[merged, 'packed']:.2f} x")
-    print(f"  the same with common beginnings once:            {seconds[single, 'polar'] / seconds[merged, 'polar']:.2f} x")
-    slower = [name for name in names if (name, "TRL") in seconds and seconds[name, "packed"] > seconds[name, "TRL"]]
+    for what, way in (("prefix_merging against per_request, rows packed:", "packed"), ("the same with common beginnings once:", "polar")):
+        if (single, way) in seconds and (merged, way) in seconds:  # on a small GPU one may have run out of memory
+            print(f"  {what:<48} {seconds[single, way] / seconds[merged, way]:.2f} x")
+    both = [name for name in names if {(name, "TRL"), (name, "packed")} <= seconds.keys()]
+    slower = [name for name in both if seconds[name, "packed"] > seconds[name, "TRL"]]
     if any(row["way"] == "TRL" for row in found):
         print(f"  packed is slower than TRL on: {', '.join(slower) or 'none'}")
     print(f"  largest memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
