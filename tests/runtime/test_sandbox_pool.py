@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sandboxes import soon
 
 from polar.errors import SandboxError
+from polar.rollout.node.sandboxes import Sandboxes
 from polar.runtime import Owner, Place, Runtime, RuntimeSpec, Step, register
 from polar.runtime.pool import Pool, kind
 from polar.testing.runtime import FakeRuntime
@@ -254,6 +255,25 @@ def test_what_is_uploaded_tells_kinds_apart(tmp_path: Path) -> None:
     (tmp_path / "file").unlink()
     with pytest.raises(SandboxError, match="cannot be read"):
         kind(spec, tmp_path)
+
+
+async def test_no_session_gets_a_sandbox_that_shows_its_tasks_folder(tmp_path: Path) -> None:
+    """One that was made ready for another task hides that one's folder: the tests of its own would lie open."""
+    owner = Owner.open(tmp_path / "root")
+    async with Pool(remove=owner.remove, warm=1) as pool:
+        sandboxes = Sandboxes(owner, gateway=None, pool=pool, warm=1)
+        folders = [tmp_path / "task-a", tmp_path / "task-b"]
+        made: list[Runtime] = []
+        for folder in folders:
+            folder.mkdir()
+            runtime = await sandboxes.make(RuntimeSpec(backend="local", network="none"), folder.name, task_folder=folder)
+            await done(pool, ready=len(made) + 1)
+            made.append(runtime)
+        assert [folder in runtime.place.hidden for folder, runtime in zip(folders, made, strict=True)] == [True, True]
+        again = await sandboxes.make(RuntimeSpec(backend="local", network="none"), "task-a", task_folder=folders[0])
+        assert folders[0] in again.place.hidden
+        await sandboxes.aclose()
+    owner.close()
 
 
 SPECS = st.builds(

@@ -97,6 +97,8 @@ class Runtime(ABC):
     backend: ClassVar[str]
     shares_host_network: ClassVar[bool] = False
     """True where `network: gateway` cannot be had: programs inside reach whatever this machine reaches."""
+    shows_host_files: ClassVar[bool] = False
+    """True where programs inside see files of this machine, so that it matters what `Place.hidden` names."""
 
     def __init__(self, spec: RuntimeSpec, place: Place) -> None:
         self.spec = spec

@@ -61,6 +61,7 @@ class BubblewrapRuntime(Kept):
     """A sandbox made by `bwrap`."""
 
     backend = "bubblewrap"
+    shows_host_files = True
 
     def __init__(self, spec: RuntimeSpec, place: Place) -> None:
         super().__init__(spec, place)

@@ -51,6 +51,7 @@ class LocalRuntime(Kept):
 
     backend = "local"
     shares_host_network = True
+    shows_host_files = True
 
     def __init__(self, spec: RuntimeSpec, place: Place) -> None:
         super().__init__(spec, place)

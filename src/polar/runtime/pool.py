@@ -1,7 +1,8 @@
 """Sandboxes that stand ready: prepared ahead of the session that takes one, and started from a snapshot once one like it was prepared.
 
 Each is handed out once: what a session used, no other session ever gets. Two sandboxes are alike only if everything that made them is: the
-whole spec, the content of every file that its steps upload, and of its build folder. Knows no backend.
+whole spec, the content of every file that its steps upload, and of its build folder; and, where a backend shows files of this machine, the
+task's folder, which is hidden in it. Knows no backend.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -250,6 +252,8 @@ def kind(spec: RuntimeSpec, task_folder: Path | None) -> str | None:
     """What sandboxes that may stand for each other have in common; `None` where that can't be told, because a step's source is relative to
     a folder that is not known. Blocks: reads what would be uploaded. Raises `SandboxError` for a source that is not there."""
     whole = hashlib.sha256(spec.model_dump_json().encode())
+    if task_folder is not None and backend_of(spec).shows_host_files:
+        whole.update(os.fsencode(task_folder.absolute()) + b"\0")
     sources = [Path(step.source) for step in spec.prepare if step.source is not None]
     sources += [Path(spec.build_context)] if spec.build_context is not None else []
     for source in sources:
