@@ -83,6 +83,14 @@ async def test_exact_texts(lab: Lab) -> None:
     assert await reward(lab, "New   York", {"expected": "New York", "collapse_space": True}) == 1
 
 
+async def test_truth_values_are_words(lab: Lab) -> None:
+    for answer in ("true", "True", " TRUE\n"):
+        assert await reward(lab, answer, {"expected": True}) == 1
+        assert await reward(lab, answer, {"expected_key": "a"}, metadata={"a": True}) == 1
+        assert await reward(lab, answer, {"expected": False}) == 0
+    assert await reward(lab, "1", {"expected": True}) == 0
+
+
 async def test_patterns(lab: Lab) -> None:
     assert await reward(lab, "it is Paris", {"mode": "regex", "expected": r"\bParis\b"}) == 1
     assert await reward(lab, "it is Rome", {"mode": "regex", "expected": r"\bParis\b"}) == 0

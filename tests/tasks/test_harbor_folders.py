@@ -50,6 +50,13 @@ def test_a_canary_is_no_part_of_the_instruction(make_task: MakeTask) -> None:
     assert load(folder).instruction == "# A title\n\nDo it."
 
 
+def test_byte_order_marks_are_no_part_of_a_task(make_task: MakeTask) -> None:
+    folder = make_task(files={"instruction.md": "\ufeff<!-- canary -->\nDo it.\n"})
+    manifest = folder / "task.toml"
+    manifest.write_bytes(b"\xef\xbb\xbf" + manifest.read_bytes())
+    assert load(folder).instruction == "Do it."
+
+
 def test_several_steps_are_refused_by_name(make_task: MakeTask) -> None:
     folder = make_task(files={"tests/test.sh": None, "steps/one/instruction.md": "x"})
     with pytest.raises(ConfigError, match="several steps"):

@@ -62,6 +62,8 @@ def test_a_lines_runtime_is_laid_over_the_callers(tmp_path: Path) -> None:
         ({"instruction": "I", "prompt": "J"}, "given twice"),
         ({"instruction": "I", "answer": "1", "evaluator": {"strategy": "x"}}, "not both"),
         ({"instruction": "I", "id": "no spaces"}, "task_id"),
+        ({"instruction": "I", "answer": None}, "answer is null"),
+        ({"instruction": "I", "split": "test"}, "train or held_out"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(row: Any, said: str, tmp_path: Path) -> None:
@@ -79,3 +81,22 @@ def test_a_line_without_an_agent_needs_one_given(tmp_path: Path) -> None:
 def test_instructions_survive_whatever_they_are(tmp_path: Path, texts: list[str]) -> None:
     tasks = find(written(tmp_path, *[{"instruction": text} for text in texts]))
     assert [task.instruction for task in tasks] == [text.strip() for text in texts]
+
+
+@pytest.mark.parametrize("name", ["my tasks (1).jsonl", "ünï.jsonl", "_x.jsonl", "題.jsonl", f"{'long' * 40}.jsonl"])
+def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"instruction": "I", "id": null}\n{"instruction": "J"}\n')
+    tasks = find(str(tmp_path / name))
+    assert len({task.name for task in tasks}) == 2
+    assert [to_request(task, agent=AGENT).instruction for task in tasks] == ["I", "J"]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_a_byte_order_mark_is_no_content(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"some.{suffix}").write_bytes(b'\xef\xbb\xbf{"instruction": "I"}\n')
+    assert [task.instruction for task in find(str(tmp_path / f"some.{suffix}"))] == ["I"]
+
+
+def test_half_a_surrogate_pair_can_be_sent(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text('{"instruction": "a\\ud800b"}\n')
+    assert b"a" in to_request(find(str(tmp_path / "some.jsonl"))[0], agent=AGENT).model_dump_json().encode()

@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from polar.errors import EvaluatorError, UnsafePath
 from polar.evaluator.base import Evaluator, Evidence, Verdict, register
@@ -29,12 +29,15 @@ _NUMBER = re.compile(
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
+Right = StrictBool | str | float | int
+
+
 class AnswerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["exact", "regex", "numeric"] = "exact"
-    expected: str | float | int | list[str | float | int] | None = None
-    """One of them must be met; with `regex`, patterns."""
+    expected: Right | list[Right] | None = None
+    """One of them must be met; with `regex`, patterns. A truth value is the word, in whatever case."""
     expected_key: str | None = None
     """Instead of `expected`: the field of the task's metadata that holds it."""
     file: str | None = None
@@ -88,10 +91,12 @@ class Answer(Evaluator[AnswerConfig]):
         found = self._extracted(text[-LONGEST:])
         if found is None:
             return Verdict(config.wrong, report={"reason": "the answer has nothing that the pattern matches", "answer": text[-500:]})
-        right = any(self._meets(found, str(one)) for one in expected)
-        return Verdict(config.right if right else config.wrong, report={"answer": found[-500:], "expected": [str(one) for one in expected]})
+        right = any(self._meets(found.casefold() if isinstance(one, bool) else found, _text(one)) for one in expected)
+        return Verdict(
+            config.right if right else config.wrong, report={"answer": found[-500:], "expected": [_text(one) for one in expected]}
+        )
 
-    def _expected(self, evidence: Evidence) -> list[str | float | int]:
+    def _expected(self, evidence: Evidence) -> list[Right]:
         if self.config.expected is not None:
             return _listed(self.config.expected)
         value = evidence.metadata.get(self.config.expected_key or "")
@@ -165,8 +170,12 @@ def _numbers(text: str) -> list[Fraction]:
     return found
 
 
-def _listed(value: str | float | int | list[str | float | int]) -> list[str | float | int]:
+def _listed(value: Right | list[Right]) -> list[Right]:
     return list(value) if isinstance(value, list) else [value]
+
+
+def _text(right: Right) -> str:
+    return str(right).lower() if isinstance(right, bool) else str(right)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -157,7 +157,7 @@ def load(folder: Path) -> Task:
             raise ConfigError(f"{folder} is not a Harbor task: {needed} is missing")
     settings = manifests.read(folder / "task.toml")
     try:
-        text = (folder / "instruction.md").read_text(encoding="utf-8")
+        text = (folder / "instruction.md").read_text(encoding="utf-8-sig")
     except ValueError as error:
         raise ConfigError(f"{folder / 'instruction.md'}: {error}") from error
     canary = _CANARY.match(text)

@@ -7,6 +7,7 @@ script that solves the task, and `split`. Anything else is refused with its line
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,13 +45,19 @@ class Line:
             if canonical in named:
                 raise ConfigError(f"{where}: {canonical} is given twice")
             named[canonical] = value
+        if named.get("task_id", "") is None:  # as tables write what is not there
+            del named["task_id"]
         if not isinstance(named.get("instruction"), str) or not named["instruction"].strip():
             raise ConfigError(f"{where}: instruction is missing, or is no text")
         if "answer" in named and "evaluator" in named:
             raise ConfigError(f"{where}: give answer or evaluator, not both")
+        if named.get("answer", "") is None:
+            raise ConfigError(f"{where}: answer is null: leave it out, or say what is right")
+        if named.get("split") not in (None, "train", "held_out"):  # taken for one to train on, a test set would be trained on
+            raise ConfigError(f"{where}: split is train or held_out, not {named['split']!r}")
         if "task_id" in named:
             named["task_id"] = str(named["task_id"])
-        line = cls(named, where, default_name)
+        line = cls(named, where, re.sub(r"[^A-Za-z0-9_.-]+", "-", default_name).strip("-._")[-100:].lstrip("-._") or "task")
         try:
             TaskRequest.model_validate({**_NO_AGENT, "task_id": line.name, **line._request()})
         except ValidationError as error:

@@ -148,7 +148,7 @@ class Manifest(_Table):
 def read(path: Path) -> Manifest:
     """Raises `ConfigError` that names the file and the key."""
     try:
-        return Manifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return Manifest.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         raise ConfigError(f"{path}: {'; '.join(_problem(one['loc'], one['type'], one['msg']) for one in error.errors())}") from error
     except (OSError, ValueError) as error:

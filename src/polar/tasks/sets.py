@@ -20,6 +20,7 @@ from polar.tasks.harbor import BUNDLED, Split
 from polar.tasks.instances import Instance
 from polar.tasks.lines import Line
 from polar.tasks.request import AnyTask
+from polar.trajectory.text import well_formed
 
 DEPTH = 6
 """How far below a folder its tasks may lie."""
@@ -118,6 +119,7 @@ def read_file(path: Path) -> Iterator[AnyTask]:
     for number, row in enumerate(_rows(path), 1):
         line, value = row
         where = f"{path}:{line}"
+        value = well_formed(value)
         if isinstance(value, dict) and "instance_id" in value and "problem_statement" in value:
             yield Instance(value, where)
         else:
@@ -129,7 +131,7 @@ def _rows(path: Path) -> Iterable[tuple[int, Any]]:
     if path.suffix == ".parquet":
         return _parquet(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
     if path.suffix == ".json":
