@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from trainer_parts import recorded_group, tiny_model
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from polar.cli.train_report import amount
 from polar.errors import ConfigError
@@ -71,6 +72,27 @@ def test_arithmetic_follows_from_the_parameters(tmp_path: Path) -> None:
     assert found["arithmetic of the steps"].value == 6 * parameters * 10 * 4 * 8 * 1000
     assert found["time of steps"].origin == "stated"
     assert found["memory for the state"].value == 16 * parameters
+
+
+@pytest.mark.parametrize(
+    ("more", "passes"),
+    [({"lora": {}}, 4), ({"lora": {}, "gradient_checkpointing": True}, 6), ({"gradient_checkpointing": True}, 8)],
+)
+def test_frozen_weights_have_no_gradients_to_compute(more: dict[str, Any], passes: int, tmp_path: Path) -> None:
+    found = price(config(model={"name": str(tiny_model(tmp_path / "model")), **more}, price={"row_tokens": 1000}))
+    assert found["arithmetic of the steps"].value == passes * (found["parameters"].value or 0) * 10 * 4 * 8 * 1000
+
+
+def test_of_experts_those_count_that_a_token_goes_through(tmp_path: Path) -> None:
+    """Two of eight."""
+    shape = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    made = AutoModelForCausalLM.from_config(Qwen3MoeConfig(vocab_size=61, head_dim=8, **shape, **experts))
+    made.save_pretrained(tmp_path / "model")
+    found = price(config(model=str(tmp_path / "model"), price={"row_tokens": 1000}))
+    active = (found["parameters"].value or 0) - 2 * 6 * 3 * 16 * 32
+    assert found["arithmetic of the steps"].value == pytest.approx(6 * active * 10 * 4 * 8 * 1000)
+    assert found["memory for the state"].value == 16 * (found["parameters"].value or 0)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ Every figure says where it is from: `measured` (results of sessions like these, 
 (the settings' section `price`), `assumed` (a round number of ours, to be replaced), or `exact` (it follows from the settings). What is
 reckoned from several is as sure as the least sure of them. Nothing here knows how rewards will develop.
 
-Arithmetic of a step: 6 FLOP a parameter and row token for forward and backward, 8 with gradient checkpointing, 2 more for each further
-forward pass (minibatches' proximal policy, a reference): Kaplan et al. 2020, arXiv:2001.08361, section 2.1; attention's own is left out.
+Arithmetic of a step: 6 FLOP a parameter and row token for forward and backward (4 for one that is frozen under an adapter), 2 more with
+gradient checkpointing and for each further forward pass (minibatches' proximal policy, a reference): Kaplan et al. 2020, arXiv:2001.08361,
+section 2.1; attention's own is left out. Of experts, those that a token goes through count.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from polar.train.config import TrainConfig
 from polar.train.curriculum import split
 from polar.train.groups import Group, teaches
 from polar.train.metrics import read_metrics
-from polar.train.place import place_of
+from polar.train.place import CONFIG, place_of
 from polar.train.requests import Requests
 from polar.train.source import read_groups
 
 Origin = Literal["exact", "measured", "stated", "assumed", "unknown"]
 _SURE: tuple[Origin, ...] = ("exact", "measured", "stated", "assumed", "unknown")
 
+EXPERTS, EXPERTS_USED = ("num_experts", "n_routed_experts", "num_local_experts"), ("num_experts_per_tok",)
+"""How config.json calls the number of a layer's experts, and of those that a token goes through."""
 ASSUMED: Mapping[str, float] = {"sampled_tokens": 2_000.0, "row_tokens": 12_000.0, "session_seconds": 120.0, "teaching": 0.5}
 """Of a coding session of a few turns. Stated or measured figures are worth more than these."""
 
@@ -123,8 +126,9 @@ def _figures(config: TrainConfig, known: _Known, evaluated: int) -> Iterable[Fig
 
     parameters = _parameters(config)
     yield parameters
-    passes = (8 if config.model.gradient_checkpointing else 6) + 2 * (config.optimisation.minibatches > 1) + 2 * (config.loss.beta > 0)
-    flop = None if parameters.value is None else passes * parameters.value * trained
+    passes = 6 - 2 * (config.model.lora is not None) + 2 * config.model.gradient_checkpointing
+    passes += 2 * (config.optimisation.minibatches > 1) + 2 * (config.loss.beta > 0)
+    flop = None if parameters.value is None else passes * parameters.value * _active(config) * trained
     yield Figure("arithmetic of the steps", flop, "FLOP", _least(row, parameters), parameters.why)
     yield _memory(config, parameters)
 
@@ -176,13 +180,24 @@ def _parameters(config: TrainConfig) -> Figure:
     return Figure("parameters", sum(map(_entries, files)), "", "exact")
 
 
-def _entries(file: Path) -> int:
-    """Of all tensors in a safetensors file, from its header. Raises `ConfigError`."""
+def _active(config: TrainConfig) -> float:
+    """The share of a model's parameters that a token goes through: 1 but for those with experts."""
+    folder = Path(place_of(config.model.name))
+    facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    facts = facts.get("text_config") or facts
+    count, used = (next((facts[name] for name in names if facts.get(name)), 1) for names in (EXPERTS, EXPERTS_USED))
+    files = sorted(folder.glob("*.safetensors"))
+    experts, everything = (sum(_entries(file, part) for file in files) for part in (".experts.", ""))
+    return 1 - experts / everything * (1 - min(1, used / count))
+
+
+def _entries(file: Path, part: str = "") -> int:
+    """Of all tensors in a safetensors file with `part` in their name, from its header. Raises `ConfigError`."""
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(length))
-        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__" and part in name)
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise ConfigError(f"{file} is not a safetensors file: {error}") from error
 
