@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from gateway_listener import Listener, ask
+from gateway_players import until
 
+from polar.gateway import serve
+from polar.gateway.config import EngineConfig, GatewayConfig
+from polar.gateway.gateway import Gateway
 from polar.gateway.serve import bind
 from polar.sockets import IDLE_S
+from polar.testing.engine import ScriptedEngine
+from polar.testing.gateway import CachedServed
 
 
 def test_websocket_upgrades_are_refused_over_a_real_socket(listener: Listener) -> None:
@@ -101,3 +109,22 @@ def test_a_connection_serves_on_after_an_upgrade_that_was_refused(listener: List
     asked = f"GET /s/{key}/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n".encode()
     assert answers_to(port, asked, b"".join(post_of(key, "", "length")), count=2) == [426, 200]
     assert answers_to(port, b"CONNECT host:443 HTTP/1.1\r\nHost: host:443\r\n\r\n", count=1) == [400]
+
+
+async def test_a_client_that_has_stalled_does_not_keep_the_gateway_from_its_end(
+    tmp_path: Path, qwen3_tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a request came, and nothing after it: of a sandbox that was frozen, say."""
+    monkeypatch.setattr(serve, "CLOSE_S", 1)
+    options = EngineConfig(urls=[], mode="tokens", tokenizer=str(qwen3_tokenizer_dir), renderer="qwen3")
+    config = GatewayConfig(engines={"default": options}, store=str(tmp_path / "polar.db"), check=False, port=0, admin_port=0)
+    engine = ScriptedEngine(lambda call: "Hi.", tokenizer_dir=qwen3_tokenizer_dir)
+    gateway = Gateway(config, served={"default": CachedServed("default", options, [engine])})
+    async with asyncio.timeout(60):
+        async with serve.serving(gateway):
+            _, key = await gateway.new_session()
+            _, writer = await asyncio.open_connection("127.0.0.1", config.port)
+            writer.write(f"POST /s/{key}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
+            await writer.drain()
+            await until(lambda: gateway.sessions.loaded)
+        writer.close()

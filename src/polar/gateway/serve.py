@@ -25,6 +25,8 @@ from polar.sockets import probe
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a render in its thread may keep the interpreter from the event loop; Python's default of 5 ms is felt by every call."""
+CLOSE_S = 5
+"""How long clients may take for the last bytes once all calls have ended: for one that has stalled there would be no end."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -45,7 +47,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
-    """One uvicorn server. Upgrades are left to the app, which refuses them itself; long answers are never cut."""
+    """One uvicorn server. Upgrades are left to the app, which refuses them itself; long answers are not cut before its end."""
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -59,6 +61,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         timeout_keep_alive=120,  # above the 90 s of clients in Rust and Go, so that they never reuse a connection that is being closed
         backlog=2048,
         h11_max_incomplete_event_size=256 * 1024,
+        timeout_graceful_shutdown=CLOSE_S,
     )
     config.load()
     return uvicorn.Server(config)
