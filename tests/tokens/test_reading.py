@@ -259,6 +259,33 @@ def test_values_that_are_no_json_are_read_as_written(qwen3_path: TokenPath, name
 
 
 @pytest.mark.parametrize(
+    "inside",
+    [
+        "<function=edit>\n<parameter=text>\nno end\n</function>",
+        "<function=edit>\n<parameter=text>\na\n</parameter>\nb\n</parameter>\n</function>",
+        "<function=edit>\n<parameter=text>\na\n</parameter>\n</function>\n<function=bash>\n</function>",
+        "words <function=edit>\n</function>",
+        "<function=edit>\nwords\n</function>",
+    ],
+    ids=["no end", "two ends", "two functions", "words before", "words"],
+)
+def test_a_call_with_parts_that_nobody_would_see_is_text(qwen3_path: TokenPath, inside: str) -> None:
+    session = Session(TokenPath(qwen3_path.tokenizer, model="m", renderer="qwen3.5", mode="tokens"))
+    block = f"<tool_call>\n{inside}\n</tool_call>"
+    reading = session.answer(session.ask(user("u"), tools=(EDIT,)), f"hm\n</think>\n\n{block}<|im_end|>")
+    assert reading.message == Message("assistant", block, thinking=(Thinking("hm"),))
+    assert reading.tags == {"tool_call_malformed"}
+
+
+def test_a_value_may_hold_the_marks_of_others(qwen3_path: TokenPath) -> None:
+    session = Session(TokenPath(qwen3_path.tokenizer, model="m", renderer="qwen3.5", mode="tokens"))
+    text = "<function=x> </function> <parameter=y>"
+    block = f"<tool_call>\n<function=edit>\n<parameter=text>\n{text}\n</parameter>\n</tool_call>"
+    reading = session.answer(session.ask(user("u"), tools=(EDIT,)), f"hm\n</think>\n\n{block}<|im_end|>")
+    assert [call.arguments for call in reading.message.tool_calls] == [f'{{"text": "{text}"}}']
+
+
+@pytest.mark.parametrize(
     "raw",
     [
         "edit<arg_key>text</arg_key>\n<arg_value>  a\n</arg_value>",

@@ -33,6 +33,9 @@ def read_call(attempt: Any, tools: Sequence[Tool] = ()) -> tuple[str, str] | Non
         return None
     text = sampled_arguments(attempt.raw)
     if text is None:
+        rest = _VALUE.sub("", attempt.raw).strip()
+        if "<function=" in rest and not _FUNCTION.fullmatch(rest):
+            return None  # a value without its end, a second function: the library leaves out, or mixes up, what it makes no sense of
         tool = next((tool for tool in tools if tool.name == attempt.name), None)
         text = json.dumps(_as_written(attempt.arguments, attempt.raw, tool), ensure_ascii=False)
     return (attempt.name, text) if is_object(text) else None
@@ -44,6 +47,8 @@ _READABLE = (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallP
 _VALUE = re.compile(
     r'<parameter(?:=| name=")([^">]+)"?>\n?(.*?)\n?</parameter>|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>', re.DOTALL
 )
+_FUNCTION = re.compile(r"<function=[^<>]+>\s*(?:</function>)?")
+"""What is left of a call in Qwen's form without its values."""
 
 
 def _as_written(arguments: dict[str, Any], raw: str, tool: Tool | None) -> dict[str, Any]:
