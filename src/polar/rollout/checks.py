@@ -3,6 +3,7 @@ plug-ins that are installed there alone) is left to it."""
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,6 +41,15 @@ def is_http_url(text: str) -> bool:
         url = urlsplit(text)
         return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and text.isprintable() and " " not in url.netloc
     except ValueError:  # a port beyond 65535, half an IPv6 address
+        return False
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL is of this machine itself, which no proxy of the environment (`HTTP_PROXY`) can reach."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
         return False
 
 

@@ -18,7 +18,7 @@ import orjson
 from polar.chat import JsonObject
 from polar.errors import ConfigError, RolloutError
 from polar.folders import state_dir
-from polar.rollout.checks import is_http_url
+from polar.rollout.checks import is_http_url, is_loopback
 from polar.rollout.models import Event, SessionResult, TaskRequest, TaskResult, TaskStatus
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -73,7 +73,7 @@ class AsyncClient:
         if not is_http_url(self.url):
             raise ConfigError(f"{self.url!r} is no URL of a rollout service; write it as {DEFAULT_URL}")
         self.patience_s = patience_s
-        self._http = httpx.AsyncClient(base_url=self.url, auth=_Bearer(token), timeout=timeout_s)
+        self._http = httpx.AsyncClient(base_url=self.url, auth=_Bearer(token), timeout=timeout_s, trust_env=not is_loopback(self.url))
 
     async def __aenter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ import orjson
 
 from polar.chat import JsonObject
 from polar.errors import ConfigError, SyncFailed
+from polar.rollout.checks import is_loopback
 
 ANSWER_S = 90.0
 """Longer than a service waits for its nodes, and a node for the calls that it interrupts: whatever they say is heard."""
@@ -81,7 +82,9 @@ class Control:
     def __init__(self, url: str, token: str | None = None, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.name = url.rstrip("/")
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.AsyncClient(base_url=self.name, headers=headers, timeout=ANSWER_S, transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=self.name, headers=headers, timeout=ANSWER_S, transport=transport, trust_env=not is_loopback(self.name)
+        )
 
     async def __aenter__(self) -> Self:
         return self

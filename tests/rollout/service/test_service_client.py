@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 
 from polar.cli.commands import app
 from polar.errors import RolloutError
+from polar.rollout.checks import is_loopback
 from polar.rollout.client import AsyncClient, Client
 from polar.rollout.models import SessionDispatchRequest, SessionResult, TaskRequest
 from polar.testing.node import StubNode, broken, graded
 from polar.testing.rollout import TOKEN, listening, running_service, stub_rollouts
+from polar.train.gateways import Control
 
 
 async def test_groups_come_as_they_end(tmp_path: Path) -> None:
@@ -45,6 +47,33 @@ async def test_groups_come_as_they_end(tmp_path: Path) -> None:
         assert sorted(names) == ["late", "quick", "slow"]
         again = [group async for group in polar.groups(["slow"])]
         assert [one.reward for one in again[0].results] == [1.0, 1.0]
+
+
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's own service is on loopback; who has to go through a proxy to the internet often names no exception for that."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with stub_rollouts(tmp_path) as (_, url), AsyncClient(url, TOKEN, patience_s=0) as polar, Control(url, TOKEN) as control:
+        assert await polar.status()
+        assert await control._call("GET", "/admin/inference/status")
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:8080", True),
+        ("http://localhost", True),
+        ("http://[::1]:80/x", True),
+        ("http://127.9.9.9", True),
+        ("http://10.0.0.5:8080", False),
+        ("https://polar.example", False),
+        ("http://localhost.example", False),
+    ],
+)
+def test_which_urls_are_of_this_machine(url: str, here: bool) -> None:
+    assert is_loopback(url) == here
 
 
 async def test_a_result_is_one_line_whatever_the_agent_wrote(tmp_path: Path) -> None:
