@@ -57,7 +57,7 @@ async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(tmp_path
         monkeypatch.delenv(name, raising=False)
     async with stub_rollouts(tmp_path) as (_, url), AsyncClient(url, TOKEN, patience_s=0) as polar, Control(url, TOKEN) as control:
         assert await polar.status()
-        assert await control._call("GET", "/admin/inference/status")
+        await control._call("GET", "/admin/inference/status", expected=(200, 503))  # a stub has no engines to tell of
 
 
 @pytest.mark.parametrize(
