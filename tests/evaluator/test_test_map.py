@@ -213,6 +213,19 @@ async def test_junit_and_expected_statuses(lab: Lab, repository: Path) -> None:
     assert (await judged(lab, "echo 'import os; os._exit(0)' >> calc.py", config)).reward == 0
 
 
+async def test_a_junit_file_that_the_agent_brought_is_not_read(lab: Lab, repository: Path) -> None:
+    config = {
+        "test_command": f"{PYTEST} tests --junitxml=out/all.xml",
+        "parser": "junit",
+        "junit_path": "out/all.xml",
+        "FAIL_TO_PASS": ["tests/test_calc.py::test_add"],
+    }
+    forged = '<testsuite><testcase classname="tests.test_calc" name="test_add"/></testsuite>'
+    ends = f"mkdir out; echo '{forged}' > out/all.xml; echo 'import os; os._exit(0)' >> calc.py"
+    assert (await judged(lab, ends, config)).reward == 0
+    assert (await judged(lab, f"{ends}; git checkout -q calc.py", config)).reward == 1
+
+
 async def test_tests_from_the_tasks_folder(lab: Lab, repository: Path, task_folder: Path) -> None:
     (task_folder / "hidden" / "tests").mkdir(parents=True)
     (task_folder / "hidden" / "tests" / "test_sub.py").write_text(HIDDEN)
@@ -241,6 +254,7 @@ async def test_the_references_name_and_settings(lab: Lab, repository: Path) -> N
     [
         ({"test_command": "x"}, "without a test nothing can be judged"),
         ({"test_command": "x", "FAIL_TO_PASS": ["a"], "parser": "junit"}, "go together"),
+        ({"test_command": "x", "FAIL_TO_PASS": ["a"], "parser": "junit", "junit_path": "/tmp/x.xml"}, "inside of it"),
         ({"FAIL_TO_PASS": ["a"]}, "test_command"),
     ],
 )

@@ -68,7 +68,7 @@ class MappedTestsConfig(PatchedRepo):
     """Test to status (`PASSED`, `FAILED`, ...): each must come out exactly so."""
     parser: Parser = "auto"
     junit_path: str | None = None
-    """With `parser: junit`: the XML file that the command writes, relative to `repo_dir`."""
+    """With `parser: junit`: the XML file that the command writes, relative to `repo_dir`. One that is there before is removed."""
     test_patch: str | None = None
     """Applied after the agent's patch, to files put back to their committed state."""
     tests: dict[str, str] = Field(default_factory=dict)
@@ -88,6 +88,8 @@ class MappedTestsConfig(PatchedRepo):
             raise ValueError("give FAIL_TO_PASS, PASS_TO_PASS or expected: without a test nothing can be judged")
         if (self.parser == "junit") != (self.junit_path is not None):
             raise ValueError("parser junit and junit_path go together")
+        if self.junit_path is not None and patches.unsafe(self.junit_path):
+            raise ValueError("junit_path is relative to the repository, and inside of it")
         return self
 
 
@@ -206,6 +208,8 @@ class MappedTests(Evaluator[MappedTestsConfig]):
                 )
                 if ran.exit_code != 0 or ran.timed_out:
                     return self._nothing({**prepared.report, **facts(ran)}, f"the setup command {command!r} failed on the agent's work")
+            if config.junit_path is not None:  # an agent's own, where the tests end before they write theirs
+                await replace(runtime, prepared.repo, {config.junit_path: None}, budget=budget)
             ran = await run_tests(
                 runtime,
                 config.test_command,
