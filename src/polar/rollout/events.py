@@ -54,10 +54,13 @@ class Feed:
 
     async def lines(self, after: int | None, task: str | None, session: str | None, ping_s: float = PING_S) -> AsyncIterator[bytes]:
         """Server-sent events after that number (`None`: from now on). A comment each `ping_s`; `event: gap` where what was asked for has
-        been forgotten by retention."""
+        been forgotten by retention, or is of another database, whose numbers this one has not come to: then all of its own follow."""
         first, last = await self._database.read(_bounds)
         if after is None:
             after = last
+        elif after > last:
+            yield b"event: gap\ndata: " + orjson.dumps({"first": first}) + b"\n\n"
+            after = first - 1
         elif after + 1 < first:
             yield b"event: gap\ndata: " + orjson.dumps({"first": first}) + b"\n\n"
             after = first - 1

@@ -82,6 +82,14 @@ async def test_what_retention_forgot_is_a_told_gap(tmp_path: Path) -> None:
         assert (await read(client, "/events", 1, {"last-event-id": "1"}))[0][1] == "gap"
 
 
+async def test_a_number_of_another_database_is_a_told_gap_and_all_of_this_one_follows(tmp_path: Path) -> None:
+    async with stub_rollouts(tmp_path) as (_, url), http(url) as client:
+        await submit(client)
+        await ended(client)
+        seen = await read(client, "/events", 3, {"last-event-id": "5000"})
+    assert [seen[0][1], seen[1][0], seen[2][0]] == ["gap", 1, 2]
+
+
 async def test_a_silent_stream_says_that_it_lives(tmp_path: Path) -> None:
     async with running_service(tmp_path) as (service, _):
         lines = service.feed.lines(None, None, None, ping_s=0.05)
