@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from gateway_players import Chat
 
 from polar.engines.base import EngineInfo
 from polar.errors import ConfigError, EngineRejected
@@ -14,7 +15,7 @@ from polar.gateway.gateway import Gateway
 from polar.gateway.serve import bind
 from polar.gateway.served import Served
 from polar.testing.engine import ScriptedEngine
-from polar.testing.gateway import CachedServed
+from polar.testing.gateway import CachedServed, SessionClient
 
 
 @pytest.mark.parametrize("url", ["foo", "127.0.0.1:8000", "localhost:8000/v1", "ftp://h:1", "http://", "http://h:port", ""])
@@ -65,3 +66,26 @@ async def test_a_renderer_that_was_asked_for_and_fails_is_an_error(tmp_path: Pat
 def test_a_port_that_there_is_not_is_refused(port: int) -> None:
     with pytest.raises(ConfigError, match="cannot listen on"):
         bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("versions", "found"), [(["7", "7"], "7"), (["7", "8"], None), ([None, None], None), (["7", None], None)])
+async def test_a_gateway_started_anew_knows_the_version_that_its_engines_were_told(
+    tmp_path: Path, qwen3_tokenizer_dir: Path, versions: list[str | None], found: str | None
+) -> None:
+    """A worker that died in the middle of a training is started again; the trainer tells the version at its next update only."""
+
+    class Told(ScriptedEngine):
+        version: str | None = None
+
+        async def weight_version(self) -> str | None:
+            return self.version
+
+    engines = [Told(lambda call: "Hi.", tokenizer_dir=qwen3_tokenizer_dir) for _ in versions]
+    for number, (engine, version) in enumerate(zip(engines, versions, strict=True)):
+        engine.url, engine.version = f"scripted:{number}", version
+    options = EngineConfig(urls=[], mode="tokens", tokenizer=str(qwen3_tokenizer_dir), renderer="qwen3")
+    config = GatewayConfig(engines={"default": options}, store=str(tmp_path / "polar.db"), check=False)
+    async with Gateway(config, served={"default": CachedServed("default", options, engines)}) as gateway:
+        session, key = await gateway.new_session()
+        assert (await Chat().user("Go.").send(SessionClient(gateway.api, key))).status == 200
+        assert [made.policy_version async for made in gateway.store.completions(session.id)] == [found]

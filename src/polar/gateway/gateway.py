@@ -73,6 +73,16 @@ class Gateway:
         for served in self.models.all:
             progress(f"checking engine {served.name} at {', '.join(engine.url for engine in served.pool.engines)}")
             await served.start(checked=self.config.check, render_process=self.config.render_process)
+        await self._take_up_version()
+
+    async def _take_up_version(self) -> None:
+        """The policy version that the trained engines tell, all the same: a trainer told it before this gateway, or worker, was started
+        anew. Without it what is sampled until the next weight update would be of an unknown version, which is not trained."""
+        trained = [served for served in self.models.all if served.config.trained]
+        await asyncio.gather(*(served.pool.note_versions() for served in trained))
+        told = {one["policy_version"] for served in trained for one in served.pool.health()}
+        if len(told) == 1:
+            self.gate.policy_version = told.pop()
 
     async def recheck(self) -> None:
         """Checks all engines again, after they were restarted or changed."""
