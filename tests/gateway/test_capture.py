@@ -157,6 +157,24 @@ async def test_stripped_thinking_is_there_again(gateway: Open, kind: type[Player
         assert second.broken is None
 
 
+@pytest.mark.parametrize("kind", [Chat, Responses], ids=["openai_chat", "openai_responses"])
+async def test_thinking_that_was_written_into_the_text_is_thinking_again(gateway: Open, kind: type[Player]) -> None:
+    """pydantic-ai sends it so for models that it does not know: the prompt had it twice, and each turn began a new trace."""
+    async with gateway([THINKING + "I look." + call_text(), "Done."]) as gw:
+        session, client = await gw.session()
+        player = kind().user("Go.")
+        turn = await player.turn(client)
+        if kind is Chat:
+            player.history[-1] |= {"content": THINKING + "I look.", "reasoning_content": None}
+        else:
+            player.history[1:3] = [{"role": "assistant", "content": THINKING + "I look."}]
+        await player.results(turn, "ok").turn(client)
+        first, second = await gw.completions(session)
+        assert (second.parent, second.broken) == (0, None)
+        assert extends(second, first)
+        assert gw.engine.calls[1].text.count("Let me see.") == 1
+
+
 async def test_trimmed_text_is_the_sampled_text_again(gateway: Open) -> None:
     async with gateway([" Yes. \n", "Done."]) as gw:
         session, client = await gw.session()

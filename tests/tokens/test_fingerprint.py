@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from polar.chat import Image, Message, Text, Thinking, Tool, ToolCall
-from polar.tokens.fingerprint import canonical_json, message_digest, thinking_hash, tools_part
+from polar.tokens.fingerprint import canonical_json, message_digest, thinking_hash, thought, tools_part
 from tokens.samples import arguments, full_texts, odd_json, texts
 
 
@@ -59,6 +59,18 @@ def test_thinking_and_ids_do_not_count(text: str) -> None:
     message = Message("assistant", "hi", tool_calls=(ToolCall("a", "bash", "{}"),))
     other = replace(message, thinking=(Thinking(text),), refs=("x",), tool_calls=(ToolCall("b", "bash", "{ }"),))
     assert message_digest(message) == message_digest(other)
+
+
+def test_thinking_that_a_harness_wrote_into_the_text_does_not_count() -> None:
+    said = message_digest(Message("assistant", "I look."))
+    assert message_digest(Message("assistant", "<think>\nWell.\n</think>\n\nI look.")) == said
+    assert message_digest(Message("assistant", "<think>\nWell.\n</think>")) == message_digest(Message("assistant", ""))
+    assert message_digest(Message("assistant", "<think>\nI look.")) != said
+    assert message_digest(Message("assistant", "I <think></think>look.")) != said
+    assert thought(Message("assistant", "<think>\nWell.\n</think>\n\nI look.")) == "Well."
+    assert thought(Message("assistant", "I look.", (Thinking("Well."),))) == "Well."
+    asked = "<think>a</think>b"
+    assert message_digest(Message("user", asked)) != message_digest(Message("user", "b"))
 
 
 def test_images_count_by_content() -> None:

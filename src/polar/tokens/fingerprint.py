@@ -1,8 +1,9 @@
 """Fingerprints of canonical conversations: what makes two requests the same conversation, whatever a harness did on the way.
 
-A message's digest covers role, text, tool names, arguments as parsed JSON, and images by hash. It leaves out thinking, ids, and the outer
-whitespace of assistant text; user and tool text count to the last character. Arguments that do not parse count as the string that
-they are. Digests are chained, so the fingerprints of all prefixes of a request cost one pass. Knows no tokens and keeps nothing.
+A message's digest covers role, text, tool names, arguments as parsed JSON, and images by hash. It leaves out ids, the outer whitespace of
+assistant text, and thinking, also where a harness has written it into the text, in `<think>` at its beginning (pydantic-ai does). User and
+tool text count to the last character. Arguments that do not parse count as the string that they are. Digests are chained, so the
+fingerprints of all prefixes of a request cost one pass. Knows no tokens and keeps nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import orjson
 from polar.chat import Message, Text, Tool
 
 _SAFE_DIGITS = 15
+_THINK, _THINK_END = "<think>", "</think>"
 NO_TOOLS = bytes(8)
 START = bytes(16)
 """The loose fingerprint of no messages at all."""
@@ -26,7 +28,7 @@ def message_digest(message: Message) -> bytes:
     """16 bytes."""
     state = blake2b(message.role.encode(), digest_size=16)
     if isinstance(message.content, str):
-        text = message.content.strip() if message.role == "assistant" else message.content
+        text = _split(message.content)[1] if message.role == "assistant" else message.content
         _add(state, b"t", _bytes(text))
     else:
         for part in message.content:
@@ -38,6 +40,21 @@ def message_digest(message: Message) -> bytes:
         _add(state, b"n", _bytes(call.name))
         _add(state, b"a", canonical_json(call.arguments))
     return state.digest()
+
+
+def thought(message: Message) -> str:
+    """The reasoning of an assistant message, wherever it stands."""
+    return message.reasoning or _split(message.text)[0]
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Thinking that was written at the beginning of an assistant's text, and what is said, both without outer whitespace."""
+    text = text.strip()
+    if text.startswith(_THINK):
+        thinking, closed, rest = text.removeprefix(_THINK).partition(_THINK_END)
+        if closed:
+            return thinking.strip(), rest.strip()
+    return "", text
 
 
 def extend(strict: bytes, digest: bytes) -> bytes:

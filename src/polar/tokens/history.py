@@ -12,7 +12,7 @@ from dataclasses import replace
 from polar.chat import ChatRequest, Message
 from polar.records import Cause, Head
 from polar.tokens import pointers
-from polar.tokens.fingerprint import NO_TOOLS, START, thinking_hash
+from polar.tokens.fingerprint import NO_TOOLS, START, thinking_hash, thought
 from polar.tokens.plan import Keys, Match
 
 _EQUALS = 64
@@ -107,7 +107,7 @@ class History:
         pointed = set(_pointers(answer, secret))
         left = [head for head in heads if head.number - head.choice in pointed] or heads  # ids name the call, not which choice of it
         if len(left) > 1 and answer.reasoning:
-            echoed = thinking_hash(answer.reasoning)
+            echoed = thinking_hash(thought(answer))
             left = [head for head in left if head.thinking_hash == echoed] or left
         return max(left, key=lambda head: (head.delivered, head.number - head.choice, -head.choice)), len(left) > 1
 

@@ -244,7 +244,7 @@ class TokenPath:
             fingerprint.extend_loose(loose, digest),
             parsed.tags,
             parsed.thinking_tokens,
-            fingerprint.thinking_hash(message.reasoning),
+            fingerprint.thinking_hash(fingerprint.thought(message)),
         )
 
     def live(self, plan: Plan) -> LiveReader:
