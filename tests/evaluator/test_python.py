@@ -30,6 +30,12 @@ def broken(evidence):
 def slow(evidence):
     time.sleep(30)
 
+def leaves_a_process(evidence):
+    import subprocess, sys
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print("x" * 1000, flush=True)
+    return 1
+
 def nothing(evidence):
     return None
 
@@ -111,3 +117,8 @@ def test_wrong_settings_are_told_at_submission() -> None:
     for function in ("no_colon", ":f", "m:", "m:not a name"):
         with pytest.raises(ConfigError):
             make("python", {"function": function})
+
+
+async def test_what_a_function_leaves_running_holds_its_answer_up_no_longer(lab: Lab, code: None) -> None:
+    assert (await call(lab, "leaves_a_process", subprocess=True, timeout_seconds=20)).reward == 1
+    assert any(path.read_text().startswith("x" * 1000) for path in lab.root.glob("evidence-*/python.log"))

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -88,36 +88,48 @@ class Python(Evaluator[PythonConfig]):
         with tempfile.TemporaryDirectory(prefix="polar-evaluator-") as folder:
             question, answer = Path(folder) / "question.json", Path(folder) / "answer.json"
             await asyncio.to_thread(keep, question, json.dumps(asked, default=str).encode())
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                CHILD,
-                str(question),
-                str(answer),
-                env={**os.environ, **self.env},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
+            log = evidence.folder / "python.log"
+            with await asyncio.to_thread(_opened, log) as printed:  # a file takes any amount, and nobody waits for its end
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-c",
+                    CHILD,
+                    str(question),
+                    str(answer),
+                    env={**os.environ, **self.env},
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,
+                )
             try:
                 async with asyncio.timeout(limit_s):
-                    output, _ = await process.communicate()
+                    await process.wait()
             except TimeoutError as error:
                 raise EvaluatorError(f"{config.function} did not return in {limit_s:g} s") from error
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-            await asyncio.to_thread(keep, evidence.folder / "python.log", output)
             try:
                 said: JsonObject = json.loads(await asyncio.to_thread(answer.read_bytes))
             except (OSError, ValueError) as error:
-                tail = output.decode(errors="replace")[-500:]
+                tail = await asyncio.to_thread(_end, log, 500)
                 raise EvaluatorError(f"{config.function} gave no answer (exit code {process.returncode}): {tail}") from error
         if "error" in said:
             raise EvaluatorError(f"{config.function} {said['error']}")
         return said["value"]
+
+
+def _opened(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
+
+
+def _end(path: Path, most: int) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - most))
+        return file.read().decode(errors="replace")
 
 
 def load(function: str, task_folder: Path | None) -> Callable[..., Any]:
