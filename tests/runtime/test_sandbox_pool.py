@@ -244,6 +244,19 @@ async def test_a_closed_pool_gives_nothing(owner: Owner) -> None:
     assert pool.ready == 0
 
 
+async def test_a_folder_that_resists_keeps_no_image_at_the_end(owner: Owner) -> None:
+    def full(sandbox_id: str) -> None:
+        raise OSError(f"{sandbox_id}: input/output error")
+
+    pool = Pool(remove=full, warm=1)
+    await give_back(owner, await pool.take(PREPARED, places(owner)))
+    await done(pool, ready=1)
+    assert SnapshotRuntime.images
+    with pytest.raises(SandboxError, match="input/output error"):
+        await pool.aclose()
+    assert not SnapshotRuntime.images
+
+
 def test_what_is_uploaded_tells_kinds_apart(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("one")
     spec = RuntimeSpec(prepare=[Step(type="upload_file", source="file", target="/file")])

@@ -122,7 +122,7 @@ class Pool:
             while shelf.ready:
                 try:
                     await self._drop(shelf.ready.popleft())
-                except SandboxError as error:
+                except (SandboxError, OSError) as error:
                     problems.append(str(error))
             self._forget_snapshot(shelf)
         for cls, image in self._unused:
