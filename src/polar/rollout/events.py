@@ -58,10 +58,7 @@ class Feed:
         first, last = await self._database.read(_bounds)
         if after is None:
             after = last
-        elif after > last:
-            yield b"event: gap\ndata: " + orjson.dumps({"first": first}) + b"\n\n"
-            after = first - 1
-        elif after + 1 < first:
+        elif after > last or after + 1 < first:
             yield b"event: gap\ndata: " + orjson.dumps({"first": first}) + b"\n\n"
             after = first - 1
         yield b": polar\n\n"
