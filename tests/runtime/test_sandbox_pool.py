@@ -289,6 +289,10 @@ async def test_no_session_gets_a_sandbox_that_shows_its_tasks_folder(tmp_path: P
     owner.close()
 
 
+def test_the_order_of_variables_makes_no_kind() -> None:
+    assert kind(RuntimeSpec(env={"A": "1", "B": "2"}), None) == kind(RuntimeSpec(env={"B": "2", "A": "1"}), None)
+
+
 SPECS = st.builds(
     RuntimeSpec,
     image=st.sampled_from([None, "a", "b"]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 import time
@@ -251,7 +252,7 @@ class Pool:
 def kind(spec: RuntimeSpec, task_folder: Path | None) -> str | None:
     """What sandboxes that may stand for each other have in common; `None` where that can't be told, because a step's source is relative to
     a folder that is not known. Blocks: reads what would be uploaded. Raises `SandboxError` for a source that is not there."""
-    whole = hashlib.sha256(spec.model_dump_json().encode())
+    whole = hashlib.sha256(json.dumps(spec.model_dump(mode="json"), sort_keys=True).encode())
     if task_folder is not None and backend_of(spec).shows_host_files:
         whole.update(os.fsencode(task_folder.absolute()) + b"\0")
     sources = [Path(step.source) for step in spec.prepare if step.source is not None]
