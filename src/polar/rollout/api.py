@@ -7,6 +7,7 @@ Each route is an `Endpoint`, from which the app and its OpenAPI document are mad
 from __future__ import annotations
 
 import difflib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -207,7 +208,7 @@ def _tasks(service: Service) -> list[Endpoint]:
     async def submit(request: Request) -> Response:
         raw = await request.body()
         task = check_task(parsed(TaskRequest, raw))
-        name = await service.submit(task, raw, request.headers.get("idempotency-key"))
+        name = await service.submit(task, raw, request.headers.get("idempotency-key") or None)
         return Json({"task_id": name, "status": "running"})
 
     async def show(request: Request) -> Response:
@@ -237,6 +238,8 @@ def _tasks(service: Service) -> list[Endpoint]:
         query = request.query_params
         try:
             since = None if query.get("since") is None else float(query["since"])
+            if since is not None and not math.isfinite(since):
+                raise ValueError(since)
         except ValueError as error:
             raise RolloutError("since must be Unix seconds", code="invalid_request", status=422) from error
         limit = number(request, "limit", 100, reading.MAX_PAGE) or 1

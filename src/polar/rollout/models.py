@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from polar.harness.spec import AgentSpec
 from polar.runtime.spec import RuntimeSpec
@@ -38,6 +38,15 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 """What fits into the database."""
 Tokens = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):  # as a number `true` would be a full reward for whatever failed
+        raise ValueError("grade, exclude, or a reward")
+    return value
+
+
+OnPolicyFailure = Annotated[Literal["grade", "exclude"] | float, BeforeValidator(_no_truth_value)]
 
 
 class _Request(BaseModel):
@@ -113,7 +122,7 @@ class TaskRequest(_Request):
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Over the gateway's `train_sampling`."""
     budget: Budget = Field(default_factory=Budget)
-    on_policy_failure: Literal["grade", "exclude"] | float = "grade"
+    on_policy_failure: OnPolicyFailure = "grade"
     """`grade`: the evaluator judges what is there; a number: that reward; `exclude`: no reward (law 5)."""
     credit: Literal["broadcast", "main_only", "last_row", "per_row"] = "broadcast"
     priority: int = Field(default=0, ge=-1000, le=1000)
@@ -151,7 +160,7 @@ class SessionDispatchRequest(BaseModel):
     kind: Literal["train", "eval"] = "train"
     sampling: dict[str, Any] = Field(default_factory=dict)
     budget: Budget = Field(default_factory=Budget)
-    on_policy_failure: Literal["grade", "exclude"] | float = "grade"
+    on_policy_failure: OnPolicyFailure = "grade"
     credit: Literal["broadcast", "main_only", "last_row", "per_row"] = "broadcast"
     priority: int = 0
     task_folder: str | None = None

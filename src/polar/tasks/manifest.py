@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from polar.errors import ConfigError
-from polar.rollout.models import EvaluatorSpec
+from polar.rollout.models import EvaluatorSpec, OnPolicyFailure
 
 _UNITS = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])?i?b?\s*", re.IGNORECASE)
@@ -102,7 +102,7 @@ class Extension(BaseModel):
 
     evaluator: EvaluatorSpec | None = None
     """In place of `tests/test.sh`."""
-    on_policy_failure: Literal["grade", "exclude"] | float = "grade"
+    on_policy_failure: OnPolicyFailure = "grade"
     noop_reward: float = 0.0
     """What an agent gets that does nothing."""
     plain: bool = False

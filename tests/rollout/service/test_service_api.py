@@ -66,6 +66,20 @@ async def test_a_running_task_id_is_a_conflict_and_an_ended_one_is_free(tmp_path
         assert len((await client.get("/tasks")).json()["tasks"]) == 1
 
 
+async def test_an_empty_idempotency_key_is_none(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as (_, url), http(url) as client:
+        for name in ("a", "b"):
+            answer = await client.post("/rollout/task/submit", json=task(name), headers={"idempotency-key": ""})
+            assert (answer.status_code, answer.json().get("task_id")) == (200, name)
+
+
+async def test_a_truth_value_is_no_reward_and_no_number_is_no_time(tmp_path: Path) -> None:
+    async with running_service(tmp_path) as (_, url), http(url) as client:
+        answer = await client.post("/rollout/task/submit", json=task(on_policy_failure=True))
+        assert (answer.status_code, "on_policy_failure" in answer.text) == (422, True)
+        assert (await client.get("/tasks?since=nan")).status_code == 422
+
+
 async def test_an_idempotency_key_gives_the_same_answer_and_refuses_another_body(tmp_path: Path) -> None:
     async with stub_rollouts(tmp_path, [StubNode(play=never)]) as (_, url), http(url) as client:
         key = {"idempotency-key": "k1"}
