@@ -79,6 +79,15 @@ def recompute(model: Any, prompt: list[int], answer: Generation, temperature: fl
     return found
 
 
+def difference(model: Any, prompt: list[int], answer: Generation, temperature: float, top_p: float) -> float:
+    """The largest between what was recorded and what is recomputed. A token at the very edge of the nucleus may be inside by the one sum of
+    probabilities and outside by the other, in one of some thousand steps."""
+    edges = (top_p,) if top_p == 1 else (top_p - 1e-5, top_p, top_p + 1e-5)
+    assert answer.logprobs is not None
+    each = [np.abs(answer.logprobs - recompute(model, prompt, answer, temperature, edge)) for edge in edges]
+    return float(np.min(each, axis=0).max())
+
+
 def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 256, length + 7 * index).tolist() for index in range(count)]
@@ -90,7 +99,7 @@ async def test_recorded_logprobs_equal_a_recompute_in_a_mixed_batch(engine: Vllm
     for at, (prompt, (answer,)) in enumerate(zip(sent, answers, strict=True)):
         assert answer.logprobs is not None
         assert answer.untrainable is None
-        assert np.abs(answer.logprobs - recompute(model, prompt, answer, *RUNS[at % 4])).max() < 1e-4
+        assert difference(model, prompt, answer, *RUNS[at % 4]) < 1e-4
 
 
 async def test_a_reused_prefix_changes_nothing(served: tuple[Server, str], engine: VllmEngine, model: Any) -> None:
