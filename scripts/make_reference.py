@@ -35,6 +35,7 @@ MODULES = (
     "polar.tokens.rendering",
     "polar.tokens.restore",
     "polar.tokens.reading",
+    "polar.tokens.calls",
     "polar.tokens.live",
     "polar.tokens.drift",
     "polar.tokens.tokenizer",
