@@ -31,6 +31,7 @@ class Model:
         self.script: Script = lambda request, nonce: verdict(nonce, 1, 1)
         self.asked: list[ChatRequest] = []
         self.keys: list[str | None] = []
+        self.bodies: list[dict[str, Any]] = []
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -39,7 +40,8 @@ class Model:
             route = dialect.route("POST", request.path, dict(request.query), headers)
             if route is None or route.operation is not Operation.GENERATE:
                 continue
-            parsed = dialect.parse(await request.json(), route)
+            self.bodies.append(await request.json())
+            parsed = dialect.parse(self.bodies[-1], route)
             self.asked.append(parsed)
             self.keys.append(dialect.key(headers, dict(request.query)))
             text = "".join(message.text for message in parsed.messages)
@@ -135,6 +137,26 @@ async def test_a_refusal_is_not_repeated_and_an_overload_is(lab: Lab, model: Mod
         web.Response(status=429, headers={"Retry-After": "0.01"}) if len(model.asked) < 4 else verdict(nonce, 10, 1)
     )
     assert (await judged(lab, model, attempts=4)).reward == 1
+
+
+async def test_what_a_reasoning_model_refuses_by_name_is_left_out(lab: Lab, model: Model) -> None:
+    """OpenAI's take the limit as `max_completion_tokens`, and the temperature 1 alone."""
+    refusals = [
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+        "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported.",
+    ]
+
+    def script(request: ChatRequest, nonce: str) -> str | web.Response:
+        body = model.bodies[-1]
+        if "max_tokens" in body:
+            return web.json_response({"error": {"message": refusals[0]}}, status=400)
+        if "temperature" in body:
+            return web.json_response({"error": {"message": refusals[1]}}, status=400)
+        return verdict(nonce, 10, 1)
+
+    model.script = script
+    assert (await judged(lab, model, dialect="openai_chat", attempts=1)).reward == 1
+    assert [body.get("max_completion_tokens") for body in model.bodies] == [None, 4096, 4096]
 
 
 async def test_a_judge_that_is_not_there_or_too_slow_is_an_error(lab: Lab, model: Model) -> None:

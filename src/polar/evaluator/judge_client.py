@@ -48,11 +48,14 @@ class Asked:
 
 
 async def ask(asked: Asked, system: str, user: str) -> str:
-    """The text of the model's answer. Raises `EvaluatorError`: after the last attempt for what may pass, at once for what will not."""
+    """The text of the model's answer. What a model refuses by name and can be asked without is left out, once.
+
+    Raises `EvaluatorError`: after the last attempt for what may pass, at once for what will not."""
     url, headers, body = request(asked, system, user)
     problem = "it was not asked"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=asked.timeout_s)) as client:
-        for attempt in range(asked.attempts):
+        attempt = 0
+        while attempt < asked.attempts:
             wait_s = min(LONGEST_WAIT_S, 2.0**attempt) * random.uniform(0.5, 1.0)
             try:
                 async with client.post(url, headers=headers, json=body) as response:
@@ -64,6 +67,9 @@ async def ask(asked: Asked, system: str, user: str) -> str:
                         problem = "its answer has no text"
                     else:
                         problem = f"it answered {response.status}: {text[:300]}"
+                        if response.status == 400 and (milder := _milder(body, text)) != body:
+                            body = milder
+                            continue
                         if response.status not in _PASSING:
                             raise EvaluatorError(f"the judge {asked.model} refused: {problem}")
                         wait_s = _retry_after(response.headers.get("Retry-After")) or wait_s
@@ -71,7 +77,8 @@ async def ask(asked: Asked, system: str, user: str) -> str:
                 problem = f"no answer in {asked.timeout_s:g} s"
             except (aiohttp.ClientError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
-            if attempt + 1 < asked.attempts:
+            attempt += 1
+            if attempt < asked.attempts:
                 await asyncio.sleep(wait_s)
     raise EvaluatorError(f"the judge {asked.model} at {asked.base_url} could not be asked ({asked.attempts} attempts): {problem}")
 
@@ -97,6 +104,16 @@ def request(asked: Asked, system: str, user: str) -> tuple[str, dict[str, str], 
             contents = [{"role": "user", "parts": [{"text": user}]}]
             body = {"systemInstruction": {"parts": [{"text": system}]}, "contents": contents, "generationConfig": settings}
             return f"{root}/v1beta/models/{asked.model}:generateContent", {"x-goog-api-key": asked.key}, body
+
+
+def _milder(body: JsonObject, refusal: str) -> JsonObject:
+    """OpenAI's reasoning models take the limit under its newer name only, and no temperature; Anthropic's newer models no temperature."""
+    milder = dict(body)
+    if "max_completion_tokens" in refusal and "max_tokens" in body:
+        milder["max_completion_tokens"] = milder.pop("max_tokens")
+    elif "temperature" in refusal:
+        milder.pop("temperature", None)
+    return milder
 
 
 def answer_text(dialect: Dialect, body: Any) -> str:
