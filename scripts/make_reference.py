@@ -342,7 +342,7 @@ def fields_tables(module_name: str, titles: Models) -> str:
     """A table for each model: its fields, types, defaults and what is said of them."""
     tree = ast.parse(source_of(module_name).read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    choices = literals(module_name)
+    choices = aliases(module_name)
     lines: list[str] = []
     for name, title in titles.items():
         lines += [f"**{title}**", "", "| setting | type | default | |", "|---|---|---|---|"]
@@ -360,16 +360,24 @@ def fields_tables(module_name: str, titles: Models) -> str:
     return "\n".join(lines).rstrip()
 
 
-def literals(module_name: str) -> dict[str, str]:
-    """The aliases of `Literal[...]` that a module defines, and that it takes from others of ours: name to that text."""
+_ALIASED = ("polar.evaluator.", "polar.rollout.models", "polar.runtime.spec", "polar.train.")
+
+
+def aliases(module_name: str) -> dict[str, str]:
+    """The aliases of types that a module defines, and that it takes from others of ours: name to that type's text."""
     found: dict[str, str] = {}
     for node in ast.parse(source_of(module_name).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("polar.evaluator.", "polar.runtime.spec", "polar.train.")):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_ALIASED):
             assert node.module is not None
-            inner = literals(node.module)
+            inner = aliases(node.module)
             found |= {alias.name: inner[alias.name] for alias in node.names if alias.name in inner}
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
-            found[ast.unparse(node.targets[0])] = ast.unparse(node.value)
+        if not isinstance(node, ast.Assign):
+            continue
+        value, start = node.value, ast.unparse(node.value).partition("[")[0]
+        if start == "Annotated" and isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Tuple):
+            value = value.slice.elts[0]
+        if start in ("Annotated", "Literal") or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr)):
+            found[ast.unparse(node.targets[0])] = ast.unparse(value).replace("StrictBool", "bool")
     return found
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from polar.gateway.config import EngineConfig
 from polar.harness.spec import AgentSpec
+from polar.rollout.models import OnPolicyFailure
 from polar.runtime.spec import RuntimeSpec
 from polar.train.advantages import Advantage, Baseline, Scale, ZeroVariance
 from polar.train.weights import Aggregation
@@ -141,7 +142,7 @@ class RolloutSection(_Strict):
     """The longest answer, in tokens, that a harness is told to ask for."""
     builder: str = "prefix_merging"
     """What makes rows of completions; or `per_request`."""
-    on_policy_failure: Literal["grade", "exclude"] | float = "grade"
+    on_policy_failure: OnPolicyFailure = "grade"
     """What becomes of a session that the policy failed: graded all the same, no reward, or this reward."""
     credit: Literal["broadcast", "main_only", "last_row", "per_row"] = "broadcast"
     """Which rows of a session get its reward."""
