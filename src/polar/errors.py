@@ -23,6 +23,7 @@ PolarError
 ├── EvaluatorError              the evaluator itself failed: no reward, which is not a reward of zero: infrastructure
 ├── RolloutError                the rollout service refuses a request, or its client could not reach it
 ├── SaveFailed                  a checkpoint, weights, metrics or an evaluation could not be written: a full disk; names the folder
+├── OutOfMemory                 a step of training did not fit the device's memory; says what takes less
 ├── SyncFailed                  new weights did not reach every engine; says which, why, and what is left paused
 └── NotTrainable                ids or log-probabilities are missing or wrong; says where
 """
@@ -82,6 +83,10 @@ class RolloutError(PolarError):
 
 
 class SaveFailed(PolarError):
+    pass
+
+
+class OutOfMemory(PolarError):
     pass
 
 

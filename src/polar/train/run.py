@@ -33,6 +33,7 @@ from polar.train.evaluation import Evaluations, Outcome
 from polar.train.folder import RunFolder, locked, opened
 from polar.train.learner import Learner
 from polar.train.loading import LoraSettings
+from polar.train.memory import enough_memory
 from polar.train.metrics import open_metrics
 from polar.train.parallel import Parallel, join
 from polar.train.place import place_of
@@ -53,12 +54,12 @@ def train(config: TrainConfig, *, progress: Progress | None = None, tell: Tell =
     """Trains until the run is done or stopped (SIGINT, SIGTERM). `tell` hears of each evaluation that is made.
 
     `None` on ranks that follow. Raises `PolarError`: `ConfigError` for settings that do not fit each other or the machine, `NotTrainable`
-    where what comes cannot be trained on, and what the parts raise.
+    where what comes cannot be trained on, `OutOfMemory`, and what the parts raise.
     """
     if os.environ.get("RANK", "0") == "0":  # the leader's machine has the model; the others need nothing of it
         check(config)
     quiet_transformers()
-    with join() as group:
+    with enough_memory(), join() as group:
         if not group.leads:
             if (told := group.broadcast(None)) is not None:
                 group.follow(make_learner(config, group, *told))

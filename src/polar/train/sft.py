@@ -29,6 +29,7 @@ from polar.train.export import TOKENIZER_FILES
 from polar.train.learner import Learner, StepReport
 from polar.train.loading import is_lora, save_merged
 from polar.train.loss import Terms
+from polar.train.memory import enough_memory
 from polar.train.metrics import Metrics, check_writers, open_metrics
 from polar.train.parallel import join
 from polar.train.rows import Row
@@ -91,11 +92,11 @@ def batch_of(samples: list[Sample]) -> list[Row]:
 def run(config: SftConfig, *, say: Say = print, stop: Callable[[], bool] = lambda: False) -> SftReport:
     """Trains from where `config.output` is to the end, or until `stop` says so after a step; then a checkpoint is there to go on from.
 
-    Raises `ConfigError` for data or a model that does not fit, and for a folder that holds another run, `SaveFailed` on a full disk. Under
-    `torchrun`, all processes call it; those that do not lead help and return a report that says nothing.
+    Raises `ConfigError` for data or a model that does not fit, and for a folder that holds another run, `SaveFailed` on a full disk,
+    `OutOfMemory`. Under `torchrun`, all processes call it; those that do not lead help and return a report that says nothing.
     """
     check_writers(config.metrics)
-    with join() as group, ExitStack() as stack:
+    with enough_memory(), join() as group, ExitStack() as stack:
         work: Work | None = None
         if group.leads:
             try:
