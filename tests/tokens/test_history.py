@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 
+import pytest
+
 from polar.chat import Message, Thinking, ToolCall
 from polar.records import Cause, Head
 from polar.testing.tokenizer import WordTokenizer
@@ -66,10 +68,15 @@ def test_2_2_equal_answers_are_told_apart_by_a_signature(session: Session) -> No
     assert plan.parent == 0
 
 
-def test_2_3_then_by_the_thinking_that_is_echoed(session: Session) -> None:
+@pytest.mark.parametrize(
+    "echoed",
+    [Message("assistant", "same", thinking=(Thinking(" a\n"),)), Message("assistant", "<think>\na\n</think>\n\nsame")],
+    ids=["beside the text", "in the text"],
+)
+def test_2_3_then_by_the_thinking_that_is_echoed(session: Session, echoed: Message) -> None:
     session.say(session.ask(user("u")), "<think>a</think>same<|im_end|>")
     session.say(session.ask(user("u")), "<think>b</think>same<|im_end|>")
-    plan = session.ask(user("u"), Message("assistant", "same", thinking=(Thinking(" a\n"),)), user("v"))
+    plan = session.ask(user("u"), echoed, user("v"))
     assert plan.parent == 0
     assert "ambiguous_parent" not in plan.tags
 

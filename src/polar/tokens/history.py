@@ -106,8 +106,8 @@ class History:
             return heads[0], False
         pointed = set(_pointers(answer, secret))
         left = [head for head in heads if head.number - head.choice in pointed] or heads  # ids name the call, not which choice of it
-        if len(left) > 1 and answer.reasoning:
-            echoed = thinking_hash(thought(answer))
+        if len(left) > 1 and (thinking := thought(answer)):
+            echoed = thinking_hash(thinking)
             left = [head for head in left if head.thinking_hash == echoed] or left
         return max(left, key=lambda head: (head.delivered, head.number - head.choice, -head.choice)), len(left) > 1
 
