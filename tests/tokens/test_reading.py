@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -285,6 +286,12 @@ def test_a_value_may_hold_the_marks_of_others(qwen3_path: TokenPath) -> None:
     assert [call.arguments for call in reading.message.tool_calls] == [f'{{"text": "{text}"}}']
 
 
+def attempt(raw: str, arguments: dict[str, object], *, name: str = "edit", unknown: bool = False) -> ParsedToolCall:
+    """A call's block as the library gives it for formats that have no renderer among the tests' models."""
+    status = ToolCallParseStatus.UNKNOWN_TOOL if unknown else ToolCallParseStatus.OK
+    return ParsedToolCall(raw=raw, name=name, arguments=arguments, token_span=None, status=status)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -294,8 +301,48 @@ def test_a_value_may_hold_the_marks_of_others(qwen3_path: TokenPath) -> None:
     ids=["glm", "minimax"],
 )
 def test_whitespace_is_kept_in_every_such_format(raw: str) -> None:
-    attempt = ParsedToolCall(raw=raw, name="edit", arguments={"text": "a", "count": 1}, token_span=None, status=ToolCallParseStatus.OK)
-    assert read_call(attempt, (EDIT,)) == ("edit", '{"text": "  a\\n", "count": 1}')
+    assert read_call(attempt(raw, {"text": "a", "count": 1}), (EDIT,)) == ("edit", '{"text": "  a\\n", "count": 1}')
+
+
+MARKED = {"text": "see <function=x> and <parameter=y>"}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        json.dumps(MARKED),
+        f"functions.edit:0<|tool_call_argument_begin|>{json.dumps(MARKED)}",
+        f"function<｜tool▁sep｜>edit\n```json\n{json.dumps(MARKED)}\n```",
+        f'<｜DSML｜invoke name="edit">\n<｜DSML｜parameter name="text" string="true">{MARKED["text"]}</｜DSML｜parameter>\n',
+    ],
+    ids=["harmony", "kimi", "deepseek v3", "deepseek v4"],
+)
+def test_a_value_may_hold_the_marks_of_another_format(raw: str) -> None:
+    assert read_call(attempt(raw, MARKED), (EDIT,)) == ("edit", json.dumps(MARKED))
+
+
+@pytest.mark.parametrize("own", [{"name": "x", "arguments": {"a": 1}}, {"arguments": ["a"]}], ids=["object", "list"])
+def test_a_tool_may_have_an_argument_called_arguments(own: dict[str, object]) -> None:
+    """A format whose block is the arguments and nothing around them (harmony): the tool was given the inner ones, or nothing."""
+    assert read_call(attempt(json.dumps(own), own, name="call_tool")) == ("call_tool", json.dumps(own))
+
+
+def test_two_calls_of_one_block_have_their_own_values() -> None:
+    raw = "".join(f'<invoke name="edit"><parameter name="any">{value}</parameter></invoke>' for value in (1, 2))
+    assert [read_call(attempt(raw, {"any": value}), (EDIT,)) for value in (1, 2)] == [("edit", '{"any": "1"}'), ("edit", '{"any": "2"}')]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "edit<arg_key>text</arg_key><arg_value>no end",
+        "edit<arg_key>text</arg_key>words<arg_value>a</arg_value>",
+        '<invoke name="edit"><parameter name="text">no end</invoke>',
+    ],
+    ids=["glm", "glm, words", "minimax"],
+)
+def test_what_the_library_left_out_makes_it_no_call_in_every_such_format(raw: str) -> None:
+    assert read_call(attempt(raw, {}, unknown=True), (EDIT,)) is None
 
 
 def test_a_format_without_marks_of_its_own_keeps_what_it_cannot_read(qwen3_path: TokenPath, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,37 +31,64 @@ def read_call(attempt: Any, tools: Sequence[Tool] = ()) -> tuple[str, str] | Non
         return (attempt.name, attempt.arguments) if is_object(attempt.arguments) else None
     if not isinstance(attempt.arguments, dict):
         return None
-    text = sampled_arguments(attempt.raw)
+    whole = _is_json_of(attempt.raw, attempt.arguments)  # harmony: a key `arguments` is one of the tool's own there
+    text = attempt.raw if whole else sampled_arguments(attempt.raw)
     if text is None:
-        rest = _VALUE.sub("", attempt.raw).strip()
-        if "<function=" in rest and not _FUNCTION.fullmatch(rest):
-            return None  # a value without its end, a second function: the library leaves out, or mixes up, what it makes no sense of
-        tool = next((tool for tool in tools if tool.name == attempt.name), None)
-        text = json.dumps(_as_written(attempt.arguments, attempt.raw, tool), ensure_ascii=False)
-    return (attempt.name, text) if is_object(text) else None
+        text = _from_values(attempt, tools)
+    return (attempt.name, text) if text is not None and is_object(text) else None
 
 
 _READABLE = (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallParseStatus.INVALID_JSON)
 """The last, where there are arguments at all: in a format that writes values as text, one is not what its tool's schema says."""
 
 _VALUE = re.compile(
-    r'<parameter(?:=| name=")([^">]+)"?>\n?(.*?)\n?</parameter>|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>', re.DOTALL
+    r'<parameter(?:=| name=")([^<">]+)"?>\n?(.*?)\n?</parameter>|<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>', re.DOTALL
 )
 _FUNCTION = re.compile(r"<function=[^<>]+>\s*(?:</function>)?")
 """What is left of a call in Qwen's form without its values."""
+_MARK = re.compile(r"</?(?:parameter|arg_key|arg_value)\b")
+"""What is left of a value that was not read as one."""
 
 
-def _as_written(arguments: dict[str, Any], raw: str, tool: Tool | None) -> dict[str, Any]:
+def _is_json_of(text: str, value: Any) -> bool:
+    try:
+        return bool(json.loads(text) == value)
+    except ValueError:
+        return False
+
+
+def _from_values(attempt: Any, tools: Sequence[Tool]) -> str | None:
+    """The arguments of a block that has no JSON around them; `None` if it holds what the library left out, or mixed up, as it made no
+    sense of it: a value without its end, a second function."""
+    if attempt.raw.startswith("<｜DSML｜"):  # DeepSeek V4's, of which it leaves nothing out
+        return json.dumps(attempt.arguments, ensure_ascii=False)
+    written: list[tuple[str, str]] = []
+
+    def take(found: re.Match[str]) -> str:
+        name, value, key, other = found.groups()
+        written.append(((name or key).strip(), other if name is None else value))
+        return ""
+
+    rest = _VALUE.sub(take, attempt.raw).strip()
+    markup = rest.partition("{")[0]  # further on, where arguments are an object after all, it is what they say
+    if _MARK.search(markup) or ("<function=" in markup and not _FUNCTION.fullmatch(rest)):
+        return None
+    tool = next((tool for tool in tools if tool.name == attempt.name), None)
+    return json.dumps(_as_written(attempt.arguments, written, tool), ensure_ascii=False)
+
+
+def _as_written(arguments: dict[str, Any], written: list[tuple[str, str]], tool: Tool | None) -> dict[str, Any]:
     """The arguments with their texts as they were written, where a format is not JSON. The library takes the whitespace around them off:
     an edit of an indented line would be another one; and it makes a number of a text of digits if the tool takes null there, too.
-    Templates write a text as it is, Qwen's between two newlines of its own."""
-    texts = {(name or key).strip(): value or other for name, value, key, other in _VALUE.findall(raw)}
+    Templates write a text as it is, Qwen's between two newlines of its own. What was written may be of other calls, too: MiniMax has all
+    of an answer in one block."""
     properties = {} if tool is None else tool.parameters.get("properties")
     schemas = properties if isinstance(properties, dict) else {}
-    return {
-        name: texts[name] if name in texts and _is_text(value, texts[name], schemas.get(name)) else value
-        for name, value in arguments.items()
-    }
+    whole = dict(arguments)
+    for name, text in written:
+        if name in arguments and _is_text(arguments[name], text, schemas.get(name)):
+            whole[name] = text
+    return whole
 
 
 def _is_text(value: Any, text: str, schema: Any) -> bool:
@@ -69,7 +96,7 @@ def _is_text(value: Any, text: str, schema: Any) -> bool:
     if isinstance(value, str):
         return text.strip() == value
     types = _types(schema)
-    return "string" in types and types.isdisjoint(_TYPES.get(type(value), ()))
+    return "string" in types and types.isdisjoint(_TYPES.get(type(value), ())) and _is_json_of(text, value)
 
 
 _TYPES = {
