@@ -151,6 +151,21 @@ async def test_control_reaches_all_workers(tmp_path: Path, qwen3_tokenizer_dir: 
         assert (await both.post(key, player.path(False), player.body(False))).status == 410
 
 
+async def test_the_status_is_that_of_all_workers(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    async with workers(tmp_path, qwen3_tokenizer_dir) as both:
+        for number, gateway in enumerate(both.gateways, 1):
+            gateway.gate.waiting, gateway.gate.inflight = number, 10 * number
+        for worker in (0, 1):
+            _, told = await both.control("GET", "/admin/inference/status", worker=worker)
+            assert (told["waiting"], told["inflight"], told["paused"]) == (3, 30, False)
+        both.gateways[1].gate.inflight = 0
+        assert await both.gateways[1].gate.pause(0)
+        assert not (await both.control("GET", "/admin/inference/status"))[1]["paused"]
+        both.gateways[0].gate.inflight = 0
+        status, told = await both.control("POST", "/admin/inference/pause?timeout_seconds=0")
+        assert (status, told["paused"], told["inflight"]) == (200, True, 0)
+
+
 @every_player
 async def test_a_worker_that_is_down_is_told_in_the_callers_shape(tmp_path: Path, qwen3_tokenizer_dir: Path, kind: type[Player]) -> None:
     async with workers(tmp_path, qwen3_tokenizer_dir, up=1) as one:

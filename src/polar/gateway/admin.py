@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -21,7 +21,7 @@ from polar.errors import CallError, ConfigError, InvalidRequest, NotFound, Unaut
 from polar.records import Session
 
 if TYPE_CHECKING:
-    from polar.gateway.gateway import Gateway
+    from polar.gateway.gateway import Answers, Gateway
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -108,7 +108,7 @@ def admin_app(gateway: Gateway) -> Starlette:
         return record
 
     async def status(request: Request) -> Response:
-        return Json(gateway.inference_status())
+        return Json(whole_status(gateway.inference_status(), await spread(request)))
 
     async def pause(request: Request) -> Response:
         try:
@@ -123,7 +123,8 @@ def admin_app(gateway: Gateway) -> Starlette:
         own, others = await asyncio.gather(drain(timeout_s, interrupt == "true"), spread(request))
         drained, interrupted = own
         interrupted += sum(int(answer[1].get("interrupted", 0)) for answer in others.values() if not isinstance(answer, CallError))
-        return Json({**gateway.inference_status(), "interrupted": interrupted}, 200 if drained and agreed(others) else 504)
+        body = {**whole_status(gateway.inference_status(), others), "interrupted": interrupted}
+        return Json(body, 200 if drained and agreed(others) else 504)
 
     async def drain(timeout_s: float, interrupt: bool) -> tuple[bool, int]:
         """Closes the gate; whether nothing is in flight any more, and how many calls were interrupted for that."""
@@ -134,7 +135,8 @@ def admin_app(gateway: Gateway) -> Starlette:
 
     async def resume(request: Request) -> Response:
         gateway.gate.resume()
-        return Json(gateway.inference_status(), 200 if agreed(await spread(request)) else 504)
+        others = await spread(request)
+        return Json(whole_status(gateway.inference_status(), others), 200 if agreed(others) else 504)
 
     async def policy(request: Request) -> Response:
         body = await read_object(request)
@@ -143,9 +145,10 @@ def admin_app(gateway: Gateway) -> Starlette:
             raise InvalidRequest("policy_version must be a string or an integer", param="policy_version")
         gateway.gate.policy_version = str(version)
         await asyncio.gather(*(served.pool.note_versions() for served in gateway.models.all))
-        return Json(gateway.inference_status(), 200 if agreed(await spread(request, body)) else 504)
+        others = await spread(request, body)
+        return Json(whole_status(gateway.inference_status(), others), 200 if agreed(others) else 504)
 
-    async def spread(request: Request, body: JsonObject | None = None) -> dict[int, tuple[int, JsonObject] | CallError]:
+    async def spread(request: Request, body: JsonObject | None = None) -> Answers:
         """The same control call of all other workers, unless it came from one of them."""
         if "own" in request.query_params:
             return {}
@@ -177,9 +180,16 @@ def admin_app(gateway: Gateway) -> Starlette:
     )
 
 
-def agreed(others: Mapping[int, tuple[int, JsonObject] | CallError]) -> bool:
+def agreed(others: Answers) -> bool:
     """Whether all other workers have done the same."""
     return all(not isinstance(answer, CallError) and answer[0] == 200 for answer in others.values())
+
+
+def whole_status(own: JsonObject, others: Answers) -> JsonObject:
+    """Of all workers that answer: their calls added up, and paused if all of them are."""
+    answers = [own, *(answer[1] for answer in others.values() if not isinstance(answer, CallError) and "inflight" in answer[1])]
+    counts = {name: sum(answer[name] for answer in answers) for name in ("inflight", "waiting")}
+    return {**own, **counts, "paused": all(answer["paused"] for answer in answers)}
 
 
 def authorise(request: Request, token: str) -> None:
