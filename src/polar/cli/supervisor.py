@@ -50,13 +50,15 @@ async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[No
                 [sys.executable, "-m", "polar.cli", "gateway", "--config", str(file), "--session", "none", "--worker", str(index)]
             )
         environment = {**os.environ, "POLAR_WORKERS": orjson.dumps(urls).decode()}
-        up = asyncio.Event()
-        keepers = [asyncio.create_task(_keep(index, command, environment, up, stop, progress)) for index, command in enumerate(commands)]
+        up = [asyncio.Event() for _ in commands]
+        keepers = [
+            asyncio.create_task(_keep(index, command, environment, up[index], stop, progress)) for index, command in enumerate(commands)
+        ]
 
         async def come_up() -> None:
             for index, (_, admin_url) in enumerate(urls):
                 await _until_ready(index, Admin(admin_url, token), keepers[index])
-            up.set()
+                up[index].set()
             progress(f"{config.workers} workers are up")
             await ready(Admin(urls[0][1], token))
 
@@ -72,28 +74,38 @@ async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[No
 async def _keep(
     index: int, command: list[str], environment: dict[str, str], up: asyncio.Event, stop: asyncio.Event, progress: Callable[[str], None]
 ) -> None:
-    """Keeps one worker running. Until all were `up`, one that ends in its first seconds has a fault that a restart won't mend, a
+    """Keeps one worker running. Until it was `up`, one that ends in its first seconds has a fault that a restart won't mend, a
     `ConfigError`. Later its sessions have nobody else, so it is tried again, ever more rarely."""
     wait_s = RESTART_S
     while not stop.is_set():
         began = asyncio.get_running_loop().time()
-        process = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
-        ended = asyncio.create_task(process.wait())
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        try:
+            why = f"ended with code {await _run(command, environment, stop)}"
+        except OSError as error:  # the machine has no process or no descriptor to give now
+            why = f"could not be started ({error.strerror or error})"
+            if not up.is_set():
+                raise ConfigError(f"worker {index} {why}") from error
         if stop.is_set():
-            if process.returncode is None:
-                process.terminate()
-            await ended
             return
         soon = asyncio.get_running_loop().time() - began < SOON_S
         if soon and not up.is_set():
-            raise ConfigError(f"worker {index} ended with code {process.returncode} as soon as it started")
+            raise ConfigError(f"worker {index} {why} as soon as it started")
         wait_s = min(2 * wait_s, LONGEST_RESTART_S) if soon else RESTART_S
-        progress(f"worker {index} ended with code {process.returncode}; starting it again")
+        progress(f"worker {index} {why}; starting it again")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait_s)
+
+
+async def _run(command: list[str], environment: dict[str, str], stop: asyncio.Event) -> int:
+    """A worker until it ends, by itself or since `stop` was set; its exit code. Raises `OSError` where it cannot be started."""
+    process = await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
+    ended = asyncio.create_task(process.wait())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if stop.is_set() and process.returncode is None:
+        process.terminate()
+    return await ended
 
 
 async def _until_ready(index: int, admin: Admin, keeper: asyncio.Task[None]) -> None:
