@@ -58,6 +58,14 @@ def test_anthropic_streams_thinking_and_text(claude: anthropic.Anthropic) -> Non
     assert [block.type for block in final.content] == ["thinking", "text"]
 
 
+def test_anthropic_names_each_request(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(model="m", max_tokens=64, messages=ask("think"))
+    assert message._request_id == "req_" + message.id.removeprefix("msg_")
+    with claude.messages.stream(model="m", max_tokens=64, messages=ask("think")) as events:
+        streamed = events.get_final_message()
+        assert events.request_id == "req_" + streamed.id.removeprefix("msg_")
+
+
 def test_anthropic_counts_and_lists(listener: Listener, claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(model="m", messages=ask("hello"), tools=ANTHROPIC_TOOLS)
     message = claude.messages.create(model="m", max_tokens=9, messages=ask("hello"), tools=ANTHROPIC_TOOLS)

@@ -52,6 +52,13 @@ def test_chat_streams_usage_and_reasoning(gpt: openai.OpenAI) -> None:
     assert reasoning == "Let me see."
 
 
+def test_openai_names_each_request(gpt: openai.OpenAI) -> None:
+    completion = gpt.chat.completions.create(model="m", messages=ask("think"))
+    assert completion._request_id == "req_" + completion.id.removeprefix("chatcmpl-")
+    response = gpt.responses.create(model="m", input="think")
+    assert response._request_id == "req_" + response.id.removeprefix("resp_")
+
+
 def test_chat_parses_structured_output(gpt: openai.OpenAI) -> None:
     parsed = gpt.chat.completions.parse(model="m", messages=ask("json"), response_format=Shape)
     assert parsed.choices[0].message.parsed == Shape(a=1)

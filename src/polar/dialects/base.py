@@ -119,6 +119,8 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     """As in the design: `anthropic`, `openai_chat`, `openai_responses`, `google`."""
+    request_id: ClassVar[str | None] = None
+    """The header in which the provider names each request, for its support; here it names the completion."""
 
     @abstractmethod
     def route(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Route | None:

@@ -42,8 +42,8 @@ class Responder:
         await self._put({"type": "http.response.body", "body": b"" if self._head else data})
         self._stop()
 
-    async def start_stream(self, encoder: Encoder) -> None:
-        await self._begin(200, encoder.content_type, {"cache-control": "no-cache", "x-accel-buffering": "no"})
+    async def start_stream(self, encoder: Encoder, headers: Mapping[str, str] | None = None) -> None:
+        await self._begin(200, encoder.content_type, {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def send(self, data: bytes) -> None:
         if data:

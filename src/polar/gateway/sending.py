@@ -26,13 +26,13 @@ class Internal(CallError):
 async def send_whole(dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder) -> None:
     while not await reply.until(call.done, 3600.0):
         pass
-    await reply.json(200, dialect.complete(reply_of(chat, call), call.answers()))
+    await reply.json(200, dialect.complete(reply_of(chat, call), call.answers()), headers_of(dialect, call))
 
 
 async def send_replayed(dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder, config: GatewayConfig) -> None:
     """The whole answer through the stream's encoder; pings only if it takes long, so that a quick failure keeps its status."""
     if not await reply.until(call.done, config.first_ping_s):
-        await _send_with_pings(dialect.encoder(reply_of(chat, call)), call, reply, config)
+        await _send_with_pings(dialect, chat, call, reply, config)
         return
     error = call.failure()
     if error is not None and not (isinstance(error, CallError) and dialect.errors_in_stream(error, chat)):
@@ -40,12 +40,13 @@ async def send_replayed(dialect: Dialect, chat: ChatRequest, call: Call, reply: 
     encoder = dialect.encoder(reply_of(chat, call))
     # the whole stream before its status goes out: a fault of the encoder is a 500
     stream = b"".join(replay(encoder, call.answers())) if error is None else encoder.start() + encoder.error(as_call_error(error))
-    await reply.start_stream(encoder)
+    await reply.start_stream(encoder, headers_of(dialect, call))
     await reply.finish_stream(stream)
 
 
-async def _send_with_pings(encoder: Encoder, call: Call, reply: Responder, config: GatewayConfig) -> None:
-    await reply.start_stream(encoder)
+async def _send_with_pings(dialect: Dialect, chat: ChatRequest, call: Call, reply: Responder, config: GatewayConfig) -> None:
+    encoder = dialect.encoder(reply_of(chat, call))
+    await reply.start_stream(encoder, headers_of(dialect, call))
     await reply.send(encoder.start() + encoder.ping())
     while not await reply.until(call.done, config.ping_s):
         await reply.send(encoder.ping())
@@ -96,7 +97,7 @@ class LiveAnswer:
         if isinstance(failure, CallError) and not self._dialect.errors_in_stream(failure, self._chat):
             raise failure
         encoder = self._dialect.encoder(reply_of(self._chat, call))
-        await reply.start_stream(encoder)
+        await reply.start_stream(encoder, headers_of(self._dialect, call))
         await reply.send(encoder.start() + self._fresh(encoder))
         self._encoder = encoder
         while True:
@@ -127,6 +128,10 @@ class LiveAnswer:
 def reply_of(chat: ChatRequest, call: Call) -> Reply:
     cached = call.answers()[0].usage.cached if call.done() and call.failure() is None else 0
     return Reply(chat, call.ref, int(call.started), prompt_tokens=call.prompt_tokens, cached_tokens=cached, context=call.context)
+
+
+def headers_of(dialect: Dialect, call: Call) -> dict[str, str]:
+    return {} if dialect.request_id is None else {dialect.request_id: f"req_{call.ref}"}
 
 
 def as_call_error(error: BaseException) -> CallError:

@@ -28,6 +28,7 @@ class Anthropic(Dialect):
     """The Messages API, version 2023-06-01, with the beta fields that harnesses send."""
 
     name = "anthropic"
+    request_id = "request-id"
 
     def route(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Route | None:
         path = path.rstrip("/")

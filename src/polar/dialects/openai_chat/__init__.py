@@ -25,6 +25,7 @@ _MODEL = re.compile(r"(?:/v1)?/models/(?P<model>.+?)/?")
 @register
 class OpenAIChat(Dialect):
     name = "openai_chat"
+    request_id = "x-request-id"
 
     def route(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Route | None:
         """`/v1/models` is shared with Anthropic and Google, whose clients always send a header (or `?key=`) of their own."""

@@ -26,6 +26,7 @@ _PAGE = 20
 @register
 class OpenAIResponses(Dialect):
     name = "openai_responses"
+    request_id = "x-request-id"
 
     def route(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Route | None:
         """`/v1/models` is left to Chat Completions, whose answer is the same. A cancel has nothing to cancel, as no response
