@@ -65,6 +65,7 @@ class WeightedEvaluator(_Request):
     strategy: str
     config: dict[str, Any] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
+    """Beside the composition's, which all parts get: a judge's key belongs here, where commands that run the agent's code do not see it."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     required: bool = False
     """A reward of 0 here makes the whole 0."""
