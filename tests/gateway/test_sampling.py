@@ -182,6 +182,7 @@ async def test_a_server_s_own_longest_answer_is_recorded_as_clamped(gateway: Ope
     [
         ({"temperature": 0}, "eval", "greedy"),
         ({"temperature": 1e-8}, "eval", "greedy"),
+        ({"temperature": 0.005}, "eval", "greedy"),
         ({"response_format": {"type": "json_object"}}, "train", "constrained"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}}, "train", "constrained"),
         ({"logit_bias": {"5": 3}}, "train", "constrained"),

@@ -16,8 +16,9 @@ from polar.gateway.config import GatewayConfig, TrainSampling, problems
 from polar.records import Session
 from polar.tokens.plan import Plan
 
-GREEDY_BELOW = 1e-5
-"""A temperature at which engines take the likeliest token (vLLM; SGLang from 1e-6). Some clients write 1e-8 for 0."""
+GREEDY_BELOW = 1e-2
+"""A temperature that is not sampled at: SGLang takes the likeliest token below 1e-6, vLLM samples at 0.01 instead of anything between. Some
+clients write 1e-8 for 0."""
 
 
 @dataclass(slots=True)
