@@ -10,7 +10,7 @@ import pytest
 import torch
 from gateway_rig import make_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GemmaConfig
+from transformers import AutoModelForCausalLM, FalconConfig, GemmaConfig, GPT2Config, PreTrainedConfig
 
 from polar.errors import ConfigError
 from polar.train.export import Exports, export_model, untie
@@ -107,6 +107,22 @@ def test_a_model_whose_config_does_not_say_that_it_is_tied_is_untied(tmp_path: P
     assert "lm_head.weight" in tensors(folder)
     assert torch.equal(logits(reloaded(folder)), logits(reloaded(tmp_path / "base")))
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        GPT2Config(vocab_size=256, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1),
+        FalconConfig(vocab_size=256, hidden_size=16, num_hidden_layers=1, num_attention_heads=2),
+    ],
+    ids=["GPT-2", "Falcon"],
+)
+def test_an_embedding_by_another_name_is_untied_too(shape: PreTrainedConfig, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path / "base")
+    folder = export_model(load_policy(str(tmp_path / "base"), device="cpu"), tmp_path / "version")
+    assert "lm_head.weight" in tensors(folder)
+    assert torch.equal(logits(reloaded(folder)), logits(reloaded(tmp_path / "base")))
 
 
 def test_a_model_in_several_files_is_untied_too(tmp_path: Path) -> None:

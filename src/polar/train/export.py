@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from polar.train.policy import Policy
 
 HEAD = "lm_head.weight"
-EMBEDDING = "embed_tokens.weight"
-"""What transformers calls the two in every causal language model with a head of its own name."""
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+"""What transformers calls the two: nearly all models have the first name of the embedding, GPT-2's kin the second, Falcon and BLOOM the
+third."""
 TIE = "tie_word_embeddings"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -118,7 +119,7 @@ def _untie_in_place(folder: Path) -> None:
     parts = [part for part in (facts, facts.get("text_config")) if isinstance(part, dict)]
     tied = HEAD not in places and _tied(parts, folder)
     if tied:
-        embedding = _only([name for name in places if name == EMBEDDING or name.endswith("." + EMBEDDING)], folder)
+        embedding = _only([name for name in places if f".{name}".endswith(tuple(f".{end}" for end in EMBEDDINGS))], folder)
         _add_head(folder, shards, places, embedding)
     for part in parts:
         if tied or part.get(TIE):
@@ -165,7 +166,7 @@ def _names(shard: Path) -> list[str]:
 
 def _only(names: list[str], folder: Path) -> str:
     if len(names) != 1:
-        raise ConfigError(f"{folder}: its LM head is tied to its embedding, but {len(names)} tensors are called {EMBEDDING}")
+        raise ConfigError(f"{folder}: its LM head is tied to its embedding, but {len(names)} tensors are called {' or '.join(EMBEDDINGS)}")
     return names[0]
 
 
