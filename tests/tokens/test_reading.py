@@ -266,9 +266,12 @@ def test_values_that_are_no_json_are_read_as_written(qwen3_path: TokenPath, name
         "<function=edit>\n<parameter=text>\na\n</parameter>\nb\n</parameter>\n</function>",
         "<function=edit>\n<parameter=text>\na\n</parameter>\n</function>\n<function=bash>\n</function>",
         "words <function=edit>\n</function>",
+        "{words} <function=edit>\n</function>",
         "<function=edit>\nwords\n</function>",
+        '<function=edit>\n{"text": {}}\n</function>',
+        "<parameter=text><function=edit></parameter>",
     ],
-    ids=["no end", "two ends", "two functions", "words before", "words"],
+    ids=["no end", "two ends", "two functions", "words before", "an object before", "words", "an object", "no function"],
 )
 def test_a_call_with_parts_that_nobody_would_see_is_text(qwen3_path: TokenPath, inside: str) -> None:
     session = Session(TokenPath(qwen3_path.tokenizer, model="m", renderer="qwen3.5", mode="tokens"))
@@ -296,9 +299,10 @@ def attempt(raw: str, arguments: dict[str, object], *, name: str = "edit", unkno
     "raw",
     [
         "edit<arg_key>text</arg_key>\n<arg_value>  a\n</arg_value>",
+        "edit<tool_sep:x>\n<arg_key:x>text</arg_key:x>\n<arg_value:x>  a\n</arg_value:x>\n",
         '<invoke name="edit"><parameter name="text">\n  a\n\n</parameter></invoke>',
     ],
-    ids=["glm", "minimax"],
+    ids=["glm", "hy3", "minimax"],
 )
 def test_whitespace_is_kept_in_every_such_format(raw: str) -> None:
     assert read_call(attempt(raw, {"text": "a", "count": 1}), (EDIT,)) == ("edit", '{"text": "  a\\n", "count": 1}')
@@ -313,9 +317,11 @@ MARKED = {"text": "see <function=x> and <parameter=y>"}
         json.dumps(MARKED),
         f"functions.edit:0<|tool_call_argument_begin|>{json.dumps(MARKED)}",
         f"function<｜tool▁sep｜>edit\n```json\n{json.dumps(MARKED)}\n```",
+        f'{{"name": "edit", "parameters": {json.dumps(MARKED)}}}',
+        f'call:edit{{text:<|"|>{MARKED["text"]}<|"|>}}',
         f'<｜DSML｜invoke name="edit">\n<｜DSML｜parameter name="text" string="true">{MARKED["text"]}</｜DSML｜parameter>\n',
     ],
-    ids=["harmony", "kimi", "deepseek v3", "deepseek v4"],
+    ids=["harmony", "kimi", "deepseek v3", "llama", "gemma", "deepseek v4"],
 )
 def test_a_value_may_hold_the_marks_of_another_format(raw: str) -> None:
     assert read_call(attempt(raw, MARKED), (EDIT,)) == ("edit", json.dumps(MARKED))

@@ -31,8 +31,7 @@ def read_call(attempt: Any, tools: Sequence[Tool] = ()) -> tuple[str, str] | Non
         return (attempt.name, attempt.arguments) if is_object(attempt.arguments) else None
     if not isinstance(attempt.arguments, dict):
         return None
-    whole = _is_json_of(attempt.raw, attempt.arguments)  # harmony: a key `arguments` is one of the tool's own there
-    text = attempt.raw if whole else sampled_arguments(attempt.raw)
+    text = _from_json(attempt.raw, attempt.arguments)
     if text is None:
         text = _from_values(attempt, tools)
     return (attempt.name, text) if text is not None and is_object(text) else None
@@ -42,25 +41,42 @@ _READABLE = (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallP
 """The last, where there are arguments at all: in a format that writes values as text, one is not what its tool's schema says."""
 
 _VALUE = re.compile(
-    r'<parameter(?:=| name=")([^<">]+)"?>\n?(.*?)\n?</parameter>|<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>', re.DOTALL
+    r'<parameter(?:=| name=")([^<">]+)"?>\n?(.*?)\n?</parameter>|<arg_key(?::\w+)?>([^<]*)</arg_key(?::\w+)?>\s*'
+    r"<arg_value(?::\w+)?>(.*?)</arg_value(?::\w+)?>",
+    re.DOTALL,
 )
+"""Qwen's and MiniMax's form, and GLM's; Hy3's is GLM's with a word in its marks."""
 _FUNCTION = re.compile(r"<function=[^<>]+>\s*(?:</function>)?")
 """What is left of a call in Qwen's form without its values."""
 _MARK = re.compile(r"</?(?:parameter|arg_key|arg_value)\b")
 """What is left of a value that was not read as one."""
 
 
-def _is_json_of(text: str, value: Any) -> bool:
+def _from_json(raw: str, arguments: dict[str, Any]) -> str | None:
+    """The text of the arguments in a block that has them as JSON: after a name (Kimi, DeepSeek V3) or alone (harmony), where a key
+    `arguments` is one of the tool's own, else under a key; `None` for other blocks."""
+    start = raw.find("{")
+    if start < 0:
+        return None
     try:
-        return bool(json.loads(text) == value)
-    except ValueError:
-        return False
+        value, end = json.JSONDecoder().raw_decode(raw, start)
+    except (ValueError, RecursionError):
+        return None
+    if "<function=" in raw[:start] + raw[end:]:  # an object in a call of Qwen's form
+        return None
+    if value == arguments:
+        return raw[start:end]
+    text = sampled_arguments(raw)
+    if text is None and not raw[:start].strip() and arguments in value.values():
+        return json.dumps(arguments, ensure_ascii=False)
+    return text
 
 
 def _from_values(attempt: Any, tools: Sequence[Tool]) -> str | None:
     """The arguments of a block that has no JSON around them; `None` if it holds what the library left out, or mixed up, as it made no
     sense of it: a value without its end, a second function."""
-    if attempt.raw.startswith("<｜DSML｜"):  # DeepSeek V4's, of which it leaves nothing out
+    opening = attempt.raw.lstrip()
+    if opening.startswith(("call:", "<｜DSML｜")):  # Gemma 4's and DeepSeek V4's, of which it leaves nothing out
         return json.dumps(attempt.arguments, ensure_ascii=False)
     written: list[tuple[str, str]] = []
 
@@ -70,8 +86,8 @@ def _from_values(attempt: Any, tools: Sequence[Tool]) -> str | None:
         return ""
 
     rest = _VALUE.sub(take, attempt.raw).strip()
-    markup = rest.partition("{")[0]  # further on, where arguments are an object after all, it is what they say
-    if _MARK.search(markup) or ("<function=" in markup and not _FUNCTION.fullmatch(rest)):
+    by_function = "<function=" in attempt.raw and not opening.startswith((attempt.name, "<invoke "))  # what is in a value names nothing
+    if _MARK.search(rest) or (by_function and not _FUNCTION.fullmatch(rest)):
         return None
     tool = next((tool for tool in tools if tool.name == attempt.name), None)
     return json.dumps(_as_written(attempt.arguments, written, tool), ensure_ascii=False)
@@ -97,6 +113,13 @@ def _is_text(value: Any, text: str, schema: Any) -> bool:
         return text.strip() == value
     types = _types(schema)
     return "string" in types and types.isdisjoint(_TYPES.get(type(value), ())) and _is_json_of(text, value)
+
+
+def _is_json_of(text: str, value: Any) -> bool:
+    try:
+        return bool(json.loads(text) == value)
+    except ValueError:
+        return False
 
 
 _TYPES = {
