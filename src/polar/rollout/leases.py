@@ -191,9 +191,19 @@ def resume(tx: Transaction, configured_s: float | None, final_s: float) -> None:
     tx.connection.execute(update(sessions).where(sessions.c.state == "waiting", sessions.c.not_before > late).values(not_before=late))
     stop = update(tasks).where(tasks.c.state == "running", tasks.c.stop_at > tx.now + tasks.c.grace_s)
     tx.connection.execute(stop.values(stop_at=tx.now + tasks.c.grace_s))
-    ahead = update(deliveries).where(deliveries.c.state == "due", deliveries.c.created > tx.now)
-    tx.connection.execute(ahead.values(created=tx.now, next_try=tx.now))
+    owed = update(deliveries).where(deliveries.c.state == "due")
+    tx.connection.execute(owed.where(deliveries.c.created > tx.now).values(created=tx.now))
+    tx.connection.execute(owed.where(deliveries.c.next_try > tx.now).values(next_try=tx.now))
     tx.wake |= {"schedule", "deliver"}
+
+
+def prolong(tx: Transaction, by_s: float) -> None:
+    """The service stood still for so long, so that no heartbeat could be heard: what has not been heard of since gets that time back. No
+    more, or a service that stands still again and again would never take a node for lost."""
+    leased = update(attempts).where(attempts.c.state != "ended")
+    tx.connection.execute(leased.values(lease_until=attempts.c.lease_until + by_s))
+    silent = update(nodes).where(nodes.c.state != "lost", nodes.c.last_seen <= tx.now - by_s)
+    tx.connection.execute(silent.values(last_seen=nodes.c.last_seen + by_s))
 
 
 def drain(tx: Transaction, node_id: str) -> bool:

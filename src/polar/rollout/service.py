@@ -14,6 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ RETENTION_S = 600.0
 REPLACED = 100
 """Earlier instances of a node that are remembered."""
 CLOCK_S, AWAY_S = 1.0, 2.0
-"""By how much the clock is off, and how long this process stands still, before leases are given their time anew."""
+"""By how much the clock is off, and how long this process stands still, before that is taken out of what leases run for."""
 TELL_AGAIN_S = 2.0
 """Between two tries to tell a node of a cancellation."""
 
@@ -250,10 +251,12 @@ class Service:
             (said_before, passed_before), (said, passed) = (said, passed), (self.database.clock(), time.monotonic())
             away_s = passed - passed_before - pause_s
             moved_s = said - said_before - (passed - passed_before)
-            if abs(moved_s) > CLOCK_S or away_s > AWAY_S:
-                seen = {"set_s": round(moved_s, 1), "still_s": round(away_s, 1)}
-                log.warning("the clock was set, or this process stood still: leases get their time anew", extra=seen)
+            if abs(moved_s) > CLOCK_S:
+                log.warning("the clock was set: leases get their time anew", extra={"by_s": round(moved_s, 1)})
                 await self.database.write(self._resume)
+            elif away_s > AWAY_S:
+                log.warning("this process stood still: leases get that time back", extra={"for_s": round(away_s, 1)})
+                await self.database.write(partial(leases.prolong, by_s=away_s))
             if await self.database.read(lambda connection: leases.due(connection, configured, self.database.clock())):
                 await self.database.write(lambda tx: leases.expire(tx, configured))
 

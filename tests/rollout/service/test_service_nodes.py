@@ -477,11 +477,11 @@ async def test_a_service_that_stood_still_takes_no_session_for_lost(tmp_path: Pa
         await gate.wait()
         return graded(request)
 
-    one = StubNode(play=play, interval_s=0.5)
+    one = StubNode(play=play, interval_s=1.0)
     async with stub_rollouts(tmp_path, [one]) as (_, url), http(url) as client:
         await submit(client, samples=2, max_attempts=1)
         await until(lambda: len(one.running) == 2)
-        time.sleep(4.0)  # noqa: ASYNC251 - the whole process is to stand still
+        time.sleep(5.0)  # noqa: ASYNC251 - the whole process is to stand still
         gate.set()
         status = await ended(client)
         events = (await client.get("/rollout/status")).json()["retries"]["by_code"]
