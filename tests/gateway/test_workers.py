@@ -30,7 +30,7 @@ TOKEN = "polar-admin-test"
 
 
 def script(call: Call) -> Reply:
-    return Reply("Hi.", delay_s=60.0 if "slow" in call.text else 0.0)
+    return Reply("Hi.", delay_s=60.0 if "slow" in call.text else 0.3 if "soon" in call.text else 0.0)
 
 
 @dataclass
@@ -117,6 +117,30 @@ async def test_a_client_that_leaves_ends_its_call_in_the_other_worker(tmp_path: 
         await until(lambda: both.engines[1].calls)
         asked.cancel()
         await until(lambda: both.engines[1].backend.cancelled)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_worker_that_ends_passes_on_the_answers_that_it_waits_for(tmp_path: Path, qwen3_tokenizer_dir: Path, stream: bool) -> None:
+    async with workers(tmp_path, qwen3_tokenizer_dir) as both:
+        _, key = await both.session()
+        player = Chat().user("soon")
+        asked = asyncio.create_task(both.post(key, player.path(stream), player.body(stream)))
+        await until(lambda: both.engines[1].calls)
+        await both.gateways[0].aclose()
+        assert player.read(await asked, stream).text == "Hi."
+        assert (await both.post(key, player.path(stream), player.body(stream))).status == 503
+
+
+async def test_a_worker_that_ends_waits_for_no_answer_for_ever(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:
+    async with workers(tmp_path, qwen3_tokenizer_dir) as both:
+        for gateway in both.gateways:
+            gateway.config.shutdown_s = 0.1
+        _, key = await both.session()
+        player = Chat().user("slow")
+        asked = asyncio.create_task(both.post(key, player.path(False), player.body(False)))
+        await until(lambda: both.engines[1].calls)
+        await both.gateways[0].aclose()
+        assert (await asked).status >= 500
 
 
 async def test_what_cannot_be_handed_over_is_refused_where_it_came(tmp_path: Path, qwen3_tokenizer_dir: Path) -> None:

@@ -90,7 +90,8 @@ class Gateway:
             await served.start(checked=self.config.check, render_process=self.config.render_process)
 
     async def aclose(self) -> None:
-        """Refuses new calls, waits for those in flight, then closes engines and store. What is left is recorded as aborted."""
+        """Refuses new calls, waits for those in flight, here and (as long again) in other workers for clients of this one, then closes
+        engines and store. What is left is recorded as aborted."""
         if not await self.gate.shut(self.config.shutdown_s):
             log.warning("calls were still running at shutdown", extra={"inflight": self.gate.inflight})
             self.sessions.cancel_all(EngineOverloaded("the gateway shut down; try again", retry_after="5"))
@@ -99,7 +100,7 @@ class Gateway:
         for served in self.models.all:
             await served.aclose()
         if self.shards is not None:
-            await self.shards.aclose()
+            await self.shards.aclose(self.config.shutdown_s)
         self._renderer.shutdown(wait=False, cancel_futures=True)
         await self.store.aclose()
 

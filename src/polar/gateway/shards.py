@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from polar.chat import JsonObject
-from polar.errors import CallError, EngineUnavailable
+from polar.errors import CallError, EngineOverloaded, EngineUnavailable
 from polar.gateway.body import read_body
 
 log = logging.getLogger("polar.gateway")
@@ -45,6 +45,7 @@ class Shards:
         self.workers = workers
         self._token = token
         self._client: aiohttp.ClientSession | None = None
+        self._passing: set[asyncio.Future[None]] = set()
 
     def owner(self, key_hash: bytes) -> int:
         """The worker that a session belongs to."""
@@ -66,6 +67,7 @@ class Shards:
         body = await read_body(receive, limit)
         gone = asyncio.ensure_future(_until_gone(receive))
         passing = asyncio.ensure_future(self._pass(scope["method"], url + ("?" + query if query else ""), headers, body, send))
+        self._passing.add(passing)
         try:
             await asyncio.wait({gone, passing}, return_when=asyncio.FIRST_COMPLETED)
             if passing.done():
@@ -74,6 +76,7 @@ class Shards:
             gone.cancel()
             passing.cancel()
             await asyncio.gather(gone, passing, return_exceptions=True)
+            self._passing.discard(passing)
 
     async def control(self, index: int, method: str, path: str, body: JsonObject | None = None) -> tuple[int, JsonObject]:
         """One call of another worker's control API."""
@@ -97,11 +100,16 @@ class Shards:
                 raise EngineUnavailable(f"worker {index} does not answer: {error}") from error
         return summed(texts)
 
-    async def aclose(self) -> None:
+    async def aclose(self, wait_s: float) -> None:
+        """Ends the connections to the others once no answer is passed on by them, or `wait_s` have gone."""
+        if self._passing:
+            await asyncio.wait(self._passing, timeout=wait_s)
         if self._client is not None:
             await self._client.close()
 
     def _session(self) -> aiohttp.ClientSession:
+        if self._client is not None and self._client.closed:
+            raise EngineOverloaded("the gateway is shutting down; try again", retry_after="5")
         if self._client is None:
             connector = aiohttp.TCPConnector(limit=0)
             self._client = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
