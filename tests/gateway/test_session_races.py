@@ -145,3 +145,22 @@ async def test_a_session_that_is_loaded_while_all_others_are_busy_is_loaded_once
         asked.append(Chat().user("Hi").start(client))
         assert [(await one.finished()).status for one in (running, *asked)] == [200, 200, 200]
         assert [one.number for one in await gw.completions(session)] == [0, 1]
+
+
+async def test_a_dropped_state_that_comes_back_is_not_put_aside_by_a_load(gateway: Open, tmp_path: Path) -> None:
+    """A request may have been given a state just before that was dropped: it puts it back, while another one has begun to load a second."""
+    store = SlowToLoad(tmp_path)
+    store.free.set()
+    async with gateway(lambda call: "Hi.", store=store) as gw:
+        _, client = await gw.session()
+        sessions = gw.gateway.sessions
+        first = await sessions.get(client.key)
+        states = dict(sessions._states)
+        sessions._states.clear()
+        store.free.clear()
+        second = asyncio.create_task(sessions.get(client.key))
+        await until(lambda: store.asked == 2)
+        sessions._states.update(states)
+        store.free.set()
+        assert await second is first
+        assert list(sessions._states.values()) == [first]

@@ -294,7 +294,7 @@ class Sessions:
         first = await self._store.completion(record.id, heads[0].number) if heads else None
         budgets = _budgets(record.settings, self._config.budgets)
         state = SessionState(record, heads, budgets, None if first is None else first.started)
-        self._states[hashed] = state
+        state = self._states.setdefault(hashed, state)  # one that was dropped may be back, for a request that had it already
         self._evict(hashed)
         return state
 
