@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def odd(evidence):
 
 def infinite(evidence):
     return float("inf")
+
+def exits(evidence):
+    raise SystemExit("usage: grade")
+
+async def leaves(evidence):
+    raise SystemExit(2)
+
+def stops(evidence):
+    return next(iter([]))
 
 def dies(evidence):
     import os
@@ -89,6 +99,22 @@ async def test_a_slow_function_is_ended_with_its_process(lab: Lab, code: None) -
 async def test_a_function_that_dies_is_told_with_its_last_words(lab: Lab, code: None) -> None:
     with pytest.raises(EvaluatorError, match=r"exit code 3.*last words"):
         await call(lab, "dies", subprocess=True)
+
+
+@pytest.mark.parametrize("subprocess", [False, True])
+@pytest.mark.parametrize(("name", "said"), [("exits", "usage: grade"), ("leaves", "2"), ("stops", "StopIteration")])
+async def test_a_function_that_exits_or_runs_out_of_values_ends_nothing_else(
+    lab: Lab, code: None, subprocess: bool, name: str, said: str
+) -> None:
+    """`SystemExit` ends an event loop, and thus all of the node's sessions; no future takes a `StopIteration`, nor ends."""
+    with pytest.raises(EvaluatorError, match=said):
+        await asyncio.create_task(call(lab, name, subprocess=subprocess, timeout_seconds=20))
+
+
+async def test_a_file_that_exits_when_it_is_loaded_ends_nothing_else(lab: Lab, task_folder: Path) -> None:
+    (task_folder / "grade.py").write_text("import sys\nsys.exit('not for import')\n")
+    with pytest.raises(EvaluatorError, match="not for import"):
+        await asyncio.create_task(call(lab, "any", subprocess=False))
 
 
 async def test_two_tasks_may_use_one_file_name(lab: Lab, code: None, task_folder: Path) -> None:

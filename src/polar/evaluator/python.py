@@ -75,7 +75,7 @@ class Python(Evaluator[PythonConfig]):
                 return verdict(await call(function, evidence, config.kwargs), config.function)
         except PolarError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an exit would end the whole node
             if limit.expired():
                 raise EvaluatorError(f"{config.function} did not return in {limit_s:g} s") from error
             where = "".join(traceback.format_exception(error)[-3:])[-800:]

@@ -296,9 +296,13 @@ async def in_thread(work: Callable[[], T]) -> T:
             future.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: BaseException | None = None
         try:
             result = work()
+        except StopIteration as caught:  # no future takes one: this one would never end
+            error = RuntimeError("StopIteration")
+            error.__cause__ = caught
         except BaseException as caught:
             error = caught
         try:
