@@ -343,9 +343,23 @@ def test_two_calls_of_one_block_have_their_own_values() -> None:
     [
         "edit<arg_key>text</arg_key><arg_value>no end",
         "edit<arg_key>text</arg_key>words<arg_value>a</arg_value>",
+        "edit<arg_key>text</arg_key>{}",
+        "edit<arg_key>text</arg_key><arg_value>a</arg_value>words",
         '<invoke name="edit"><parameter name="text">no end</invoke>',
+        '<invoke name="edit"><parameter name="text">one</invoke> of two</parameter></invoke>',
+        '<invoke name="edit">words</invoke>',
+        'words<invoke name="edit"></invoke>',
     ],
-    ids=["glm", "glm, words", "minimax"],
+    ids=[
+        "glm",
+        "glm, words",
+        "glm, an object",
+        "glm, words after",
+        "minimax",
+        "minimax, an end within",
+        "minimax, words",
+        "minimax, words before",
+    ],
 )
 def test_what_the_library_left_out_makes_it_no_call_in_every_such_format(raw: str) -> None:
     assert read_call(attempt(raw, {}, unknown=True), (EDIT,)) is None

@@ -46,10 +46,12 @@ _VALUE = re.compile(
     re.DOTALL,
 )
 """Qwen's and MiniMax's form, and GLM's; Hy3's is GLM's with a word in its marks."""
-_FUNCTION = re.compile(r"<function=[^<>]+>\s*(?:</function>)?")
-"""What is left of a call in Qwen's form without its values."""
+_CALL = re.compile(r'<function=[^<>]+>\s*(?:</function>)?|(?:<invoke name="[^<>]+">\s*</invoke>\s*)+')
+"""What is left of a block in Qwen's form, or in MiniMax's, without its values."""
 _MARK = re.compile(r"</?(?:parameter|arg_key|arg_value)\b")
 """What is left of a value that was not read as one."""
+_SEPARATOR = re.compile(r"<tool_sep[^<>]*>")
+_MARKUP = re.compile(r"</?(?:function|invoke|parameter|arg_key|arg_value)\b")
 
 
 def _from_json(raw: str, arguments: dict[str, Any]) -> str | None:
@@ -62,7 +64,7 @@ def _from_json(raw: str, arguments: dict[str, Any]) -> str | None:
         value, end = json.JSONDecoder().raw_decode(raw, start)
     except (ValueError, RecursionError):
         return None
-    if "<function=" in raw[:start] + raw[end:]:  # an object in a call of Qwen's form
+    if _MARKUP.search(raw[:start] + raw[end:]):  # it stands in a block of another form
         return None
     if value == arguments:
         return raw[start:end]
@@ -86,11 +88,22 @@ def _from_values(attempt: Any, tools: Sequence[Tool]) -> str | None:
         return ""
 
     rest = _VALUE.sub(take, attempt.raw).strip()
-    by_function = "<function=" in attempt.raw and not opening.startswith((attempt.name, "<invoke "))  # what is in a value names nothing
-    if _MARK.search(rest) or (by_function and not _FUNCTION.fullmatch(rest)):
+    if not _is_whole(attempt, rest, [value for _, value in written]):
         return None
     tool = next((tool for tool in tools if tool.name == attempt.name), None)
     return json.dumps(_as_written(attempt.arguments, written, tool), ensure_ascii=False)
+
+
+def _is_whole(attempt: Any, rest: str, values: Sequence[str]) -> bool:
+    """Whether all of a block is in its call: `rest` is what the block is without its `values`."""
+    opening = attempt.raw.lstrip()
+    if _MARK.search(rest):
+        return False
+    if opening.startswith(attempt.name):  # GLM's form
+        return not values or _SEPARATOR.sub("", rest).strip() == attempt.name
+    if opening.startswith("<invoke ") and any("</invoke>" in value for value in values):  # the library ends the call there
+        return False
+    return _CALL.fullmatch(rest) is not None or not ("<function=" in attempt.raw or "<invoke name=" in attempt.raw)
 
 
 def _as_written(arguments: dict[str, Any], written: list[tuple[str, str]], tool: Tool | None) -> dict[str, Any]:
