@@ -106,8 +106,8 @@ def resolve(strategy: str, config: Mapping[str, Any], env: Mapping[str, str]) ->
     module, _, name = strategy.partition(":")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"the evaluator {strategy!r}: {error}; write module:Class") from error
+    except (Exception, SystemExit) as error:  # whatever is in that module; an exit would end all sessions of the process
+        raise ConfigError(f"the evaluator {strategy!r}: {type(error).__name__}: {error}; write module:Class") from error
     if not (isinstance(cls, type) and issubclass(cls, Evaluator)):
         raise ConfigError(f"the evaluator {strategy!r} is no subclass of polar.evaluator.Evaluator")
     return make(cls, config, env)

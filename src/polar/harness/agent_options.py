@@ -20,8 +20,8 @@ def harness_of(spec: AgentSpec) -> Harness:
     module_name, _, class_name = (spec.import_path or "").partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"agent.import_path {spec.import_path!r} cannot be loaded: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever is in that module; an exit would end all sessions of the process
+        raise ConfigError(f"agent.import_path {spec.import_path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Harness)):
         raise ConfigError(f"agent.import_path {spec.import_path!r} is no subclass of polar.harness.Harness")
     return found()

@@ -34,8 +34,8 @@ def backend_of(spec: RuntimeSpec) -> type[Runtime]:
     module, _, name = spec.import_path.partition(":")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"runtime import_path {spec.import_path!r}: {error}; write module:Class") from error
+    except (Exception, SystemExit) as error:  # whatever is in that module; an exit would end all sessions of the process
+        raise ConfigError(f"runtime import_path {spec.import_path!r}: {type(error).__name__}: {error}; write module:Class") from error
     if not (isinstance(cls, type) and issubclass(cls, Runtime)):
         raise ConfigError(f"runtime import_path {spec.import_path!r} names no subclass of polar.runtime.Runtime")
     return cls
