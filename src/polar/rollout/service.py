@@ -76,7 +76,6 @@ class Service:
     async def start(self) -> None:
         """Takes up what an earlier process left."""
         await self.remote.start()
-        await self.database.write(self._resume)
         for name, loop in (
             ("schedule", self._schedule),
             ("leases", self._expire),
@@ -242,12 +241,16 @@ class Service:
             schedule.returned(tx, dispatch.session, dispatch.attempt, dispatch.node, said.wait_s)
 
     async def _expire(self) -> None:
-        """What has run out, ends; but not by a clock that was set or a machine that slept, nor while no heartbeat could be heard."""
+        """What has run out, ends; but not by a clock that was set or a machine that slept, nor while no heartbeat could be heard or kept:
+        in a time without this loop there was no service, or its database failed."""
+        await self.database.write(self._resume)
         configured = self.config.lease_seconds
         pause_s = 0.5 if configured is None else min(0.5, max(0.02, configured / 5))
         said, passed = self.database.clock(), time.monotonic()
         while True:
             await asyncio.sleep(pause_s)
+            if self.trouble is not None:
+                return  # to be begun again
             (said_before, passed_before), (said, passed) = (said, passed), (self.database.clock(), time.monotonic())
             away_s = passed - passed_before - pause_s
             moved_s = said - said_before - (passed - passed_before)
