@@ -190,6 +190,10 @@ def test_what_a_unittest_logs_between_its_name_and_its_status(head: str, word: s
     assert (found.of("test_x (m.T.test_x)"), found.of("test_y (m.T.test_y)")) == (status, "PASSED")
 
 
+def test_a_unittest_that_prints_of_skipping_is_not_skipped() -> None:
+    assert parse("test_x (m.T.test_x) ... reading\nskipped 3 lines\nok\n").of("test_x (m.T.test_x)") == "PASSED"
+
+
 def test_a_status_of_nothing_is_no_test() -> None:
     assert parse("ok\nFAIL\nOK\nok\n").raw == {}
 

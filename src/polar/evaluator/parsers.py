@@ -27,7 +27,7 @@ _SUMMARY = re.compile(r"^=+ short test summary info =+$")
 _RULE = re.compile(r"^={3,}")
 _UNITTEST_NAME = re.compile(r"\S+ \([\w.<>\-]+\)")
 _UNITTEST_WORDS: Mapping[str, Status] = {"ok": "PASSED", "FAIL": "FAILED", "ERROR": "ERROR", "expected failure": "XFAIL"}
-_UNITTEST_MORE = ("skipped", "unexpected success")
+_UNITTEST_MORE = ("skipped '", 'skipped "', "unexpected success")
 _UNITTEST_FAILED = re.compile(r"^(FAIL|ERROR): (\S+ \([\w.<>\-]+\))")
 _GO = re.compile(r"^\s*--- (PASS|FAIL|SKIP): (\S+)")
 _GO_BEHIND = re.compile(r"--- (PASS|FAIL|SKIP): (\S+) \(\d+\.\d+s\)$")
