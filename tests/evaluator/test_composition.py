@@ -24,12 +24,12 @@ class Fixed(Evaluator[NoConfig]):
     """Gives the same verdict always, or raises."""
 
     name = "fixed"
-    verdict: Verdict | Exception = Verdict(1.0)
+    verdict: Verdict | Exception | SystemExit = Verdict(1.0)
     seen: ClassVar[list[str]] = []
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         self.seen.append(self.name)
-        if isinstance(self.verdict, Exception):
+        if isinstance(self.verdict, (Exception, SystemExit)):
             raise self.verdict
         return self.verdict
 
@@ -52,6 +52,11 @@ class Failing(Fixed):
 class Buggy(Fixed):
     name = "buggy"
     verdict = KeyError("x")
+
+
+class Exiting(Fixed):
+    name = "exiting"
+    verdict = SystemExit(2)
 
 
 class Boxless(Fixed):
@@ -114,6 +119,11 @@ async def test_a_failure_is_reported_by_name(lab: Lab) -> None:
     said = json.loads((evidence.folder / "report.json").read_text())
     assert said["error_type"] == "EvaluatorError"
     assert "reward" not in said
+
+
+async def test_an_evaluator_that_exits_ends_nothing_else(lab: Lab) -> None:
+    with pytest.raises(EvaluatorError, match="exiting failed: SystemExit: 2"):
+        await asyncio.create_task(from_spec(EvaluatorSpec(strategy=named(Exiting))).evaluate(lab.evidence(None)))
 
 
 async def test_an_evaluator_that_never_ends_is_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class Framed(Evaluator[Any]):
             raise self._told(said, begun, evidence.folder, EvaluatorError(f"the evaluator {self.label} did not end in time")) from error
         except PolarError as error:
             raise self._told(said, begun, evidence.folder, error) from error.__cause__
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an exit, of a library's `main` say, would end the whole node
             raise self._told(
                 said, begun, evidence.folder, EvaluatorError(f"the evaluator {self.label} failed: {type(error).__name__}: {error}")
             ) from error
