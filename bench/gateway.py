@@ -17,7 +17,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,8 @@ from pathlib import Path
 import httptools
 import numpy as np
 import psutil
+
+from polar.sockets import free_port
 
 HERE = Path(__file__).parent
 PROMPT_TOKENS = 30_000
@@ -238,12 +239,6 @@ class Proxy:
         for process in [*root.children(recursive=True), root]:
             process.terminate()
         self.process.wait(20)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def wait_for(port: int, path: str = "/health", seconds: float = 90.0, process: subprocess.Popen | None = None) -> None:

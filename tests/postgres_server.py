@@ -8,7 +8,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from polar.sockets import free_port
 
 
 def _binary(name: str) -> str | None:
@@ -34,9 +35,7 @@ def postgres() -> Iterator[str]:
     try:
         if user is not None:
             shutil.chown(folder, user)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         data = folder / "data"
         subprocess.run(
             [initdb, "-D", data, "-U", "polar", "-A", "trust", "-E", "UTF8", "--no-sync"],

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import psutil
 
 from polar.engine.models import resolve
 from polar.rollout.client import AsyncClient
+from polar.sockets import free_port
 
 BENCH = Path(__file__).resolve().parent.parent
 START_S = 240.0
@@ -145,13 +145,6 @@ async def running(folder: Path, *, node: dict[str, Any], gateway: dict[str, Any]
         for name in ("node", "service", "agents", "engine"):
             if name in children:
                 await asyncio.to_thread(_end, children[name])
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def _listens(port: int, log: Path, child: subprocess.Popen[bytes]) -> None:

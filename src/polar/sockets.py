@@ -1,7 +1,10 @@
-"""TCP sockets over which nothing goes for minutes while a model thinks. Knows no protocol."""
+"""TCP sockets over which nothing goes for minutes while a model thinks, and ports for servers that start later. Knows no protocol."""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import random
 import socket
 from typing import Any
 
@@ -25,3 +28,25 @@ def probing(address: tuple[Any, ...]) -> socket.socket:
     sock = socket.socket(*address[:3])
     probe(sock)
     return sock
+
+
+_PORTS = range(20_000, 32_768)
+"""Below those that systems give to outgoing connections (Linux: from 32768; IANA, RFC 6335: from 49152): nothing takes one of these by
+chance between here and a server's start, or its next one."""
+_turns = itertools.count(random.SystemRandom().randrange(len(_PORTS)))
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now, another one each time. Raises `OSError` where `host` is no address of this machine, or none is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for place in itertools.islice(_turns, len(_PORTS)):
+        port = _PORTS[place % len(_PORTS)]
+        with socket.socket(family) as sock:
+            try:
+                sock.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return port
+    raise OSError(errno.EADDRINUSE, f"no port from {_PORTS[0]} to {_PORTS[-1]} is free on {host}")

@@ -1,5 +1,4 @@
 import asyncio
-import socket
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from polar.errors import (
     EngineTimeout,
     EngineUnavailable,
 )
+from polar.sockets import free_port
 from polar.testing import Drop, Reply, serve_scripted
 
 
@@ -172,9 +172,7 @@ async def test_b84_an_engines_error_arrives_as_it_was_sent(wire: str, error: Cal
 
 
 async def test_a_refused_connection_is_unavailable() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     engine = VllmEngine(f"http://127.0.0.1:{port}")
     with pytest.raises(EngineUnavailable, match="no engine answers"):
         await engine.info()

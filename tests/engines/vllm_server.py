@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from polar.folders import cache_dir
+from polar.sockets import free_port
 
 
 def vllm_python() -> Path:
@@ -30,9 +30,7 @@ def vllm_python() -> Path:
 @contextmanager
 def vllm(model: Path, name: str, *options: str, context: int = 2048, start_timeout_s: float = 400.0) -> Iterator[str]:
     """Yields its URL; float32, sampling log-probabilities of the processed distribution unless `options` say otherwise."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command: Sequence[str] = [
         *(str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(context), "--enforce-eager", "--dtype", "float32"),

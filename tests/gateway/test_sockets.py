@@ -14,11 +14,12 @@ import pytest
 from gateway_listener import Listener, ask
 from gateway_players import until
 
+from polar import sockets
 from polar.gateway import serve
 from polar.gateway.config import EngineConfig, GatewayConfig
 from polar.gateway.gateway import Gateway
 from polar.gateway.serve import bind
-from polar.sockets import IDLE_S
+from polar.sockets import IDLE_S, free_port
 from polar.testing.engine import ScriptedEngine
 from polar.testing.gateway import CachedServed
 
@@ -128,3 +129,22 @@ async def test_a_client_that_has_stalled_does_not_keep_the_gateway_from_its_end(
             await writer.drain()
             await until(lambda: gateway.sessions.loaded)
         writer.close()
+
+
+def test_a_port_for_later_is_free_and_another_each_time() -> None:
+    ports = [free_port() for _ in range(200)]
+    assert len(set(ports)) == 200
+    assert max(ports) < 32_768  # where outgoing connections do not take it
+
+
+def test_no_port_of_another_machine_is_free() -> None:
+    with pytest.raises(OSError, match="assign requested address"):
+        free_port("192.0.2.1")
+
+
+def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sockets, "_PORTS", range(port, port + 1))
+        with pytest.raises(OSError, match=f"no port from {port} to {port} is free"):
+            free_port()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,15 +21,10 @@ from polar.gateway.serve import serving as serving_gateway
 from polar.gateway.waiting import engines_up, entered, unless
 from polar.rollout.config import PolarConfig
 from polar.rollout.stack import serving
+from polar.sockets import free_port
 from polar.testing.engine import Reply, ScriptedEngine
 from polar.testing.gateway import CachedServed
 from polar.testing.rollout import listening
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from polar.gateway.gateway import Gateway
 from polar.gateway.serve import serving
 from polar.gateway.sessions import hash_key
 from polar.gateway.shards import Shards, Worker
+from polar.sockets import free_port
 from polar.testing.asgi import Answer
 from polar.testing.engine import Call, Reply, ScriptedEngine
 from polar.testing.gateway import CachedServed
@@ -66,10 +66,7 @@ class Workers:
 
 @asynccontextmanager
 async def workers(folder: Path, tokenizer: Path, *, up: int = 2) -> AsyncIterator[Workers]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
+    ports = [free_port() for _ in range(4)]
     addresses = [Worker(f"http://127.0.0.1:{ports[at]}", f"http://127.0.0.1:{ports[at + 1]}") for at in (0, 2)]
     gateways, engines = [], []
     async with AsyncExitStack() as stack:

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,13 +19,7 @@ import orjson
 from aiohttp import web
 
 from polar.runtime import processes
-
-
-def free_port() -> int:
-    """One that stays the same over restarts; nothing else on this machine is told of it."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+from polar.sockets import free_port
 
 
 class Kept:
@@ -42,6 +35,7 @@ class Kept:
         self._may_run = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
 
     def start(self) -> None:
         self._may_run.set()
@@ -66,7 +60,8 @@ class Kept:
     async def stop(self) -> int | None:
         """Ends it as an operator would; gives its exit code."""
         self._may_run.clear()
-        process = self._process
+        async with self._starting:  # one that is on its way would be nobody's
+            process = self._process
         if process is not None:
             self.go_on()
             self._send(signal.SIGTERM)
@@ -90,9 +85,10 @@ class Kept:
         while True:
             await self._may_run.wait()
             with self._log.open("ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, start_new_session=True
-                )
+                async with self._starting:
+                    self._process = await asyncio.create_subprocess_exec(
+                        *self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, start_new_session=True
+                    )
             self.pid = self._process.pid
             self.starts += 1
             code = await self._process.wait()

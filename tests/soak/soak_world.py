@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak_parts import Disk, Kept, Line, Receiver, agents_of, first_of_namespace, free_port
+from soak_parts import Disk, Kept, Line, Receiver, agents_of, first_of_namespace
 from soak_plan import DISKS, Fault, Plan, Task
 
 from polar.rollout.client import AsyncClient
 from polar.runtime.owner import root_mark
+from polar.sockets import free_port
 from polar.testing.engine import Call, Reply, serve_scripted
 
 HEARTBEAT_S, LEASE_S = 0.5, 4.0

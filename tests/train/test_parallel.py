@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_qwen3 import tiny_qwen3
 
+from polar.sockets import free_port
 from polar.train.parallel import join
 
 pytestmark = pytest.mark.real
@@ -29,9 +29,7 @@ class Processes:
     """As a launcher would start them: one a rank."""
 
     def __init__(self, count: int, folder: Path, *arguments: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         self.said = [folder / f"said-{rank}.txt" for rank in range(count)]
         self.all = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from sft_samples import config
 
+from polar.sockets import free_port
 from polar.train.metrics import read_metrics
 
 FLAGS = ["--epochs", "3", "--batch-tokens", "80", "--token-budget", "60", "--lr", "1e-2"]
@@ -21,9 +21,7 @@ FLAGS = ["--epochs", "3", "--batch-tokens", "80", "--token-budget", "60", "--lr"
 def train(folder: Path, output: str, processes: int, more: list[str], *, expected: Sequence[int] = (0, 0)) -> list[str]:
     """As `torchrun` starts them. What each of them says."""
     command = [sys.executable, "-m", "polar.cli", "sft", "model", "data", *FLAGS, *more, "-o", output]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     started = []
     try:

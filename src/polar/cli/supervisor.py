@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ import orjson
 from polar.cli.control import Admin, call
 from polar.errors import ConfigError
 from polar.gateway.config import GatewayConfig, reachable
+from polar.sockets import free_port
 
 RESTART_S = 1.0
 LONGEST_RESTART_S = 30.0
@@ -31,7 +31,7 @@ async def supervise(config: GatewayConfig, ready: Callable[[Admin], Awaitable[No
     from polar.gateway.waiting import engines_up, unless  # with all that a gateway needs: not for other commands
 
     token = config.admin_token or "polar-admin-" + secrets.token_urlsafe(24)
-    ports = [(config.port, config.control_port), *[(_free(config.host), _free("127.0.0.1")) for _ in range(1, config.workers)]]
+    ports = [(config.port, config.control_port), *[(free_port(config.host), free_port()) for _ in range(1, config.workers)]]
     urls = [(f"http://{reachable(config.host)}:{port}", f"http://127.0.0.1:{admin_port}") for port, admin_port in ports]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -120,10 +120,3 @@ async def _until_ready(index: int, admin: Admin, keeper: asyncio.Task[None]) -> 
             if asyncio.get_running_loop().time() > deadline:
                 raise ConfigError(f"worker {index} does not come up: {error}") from error
             await asyncio.sleep(0.2)
-
-
-def _free(host: str) -> int:
-    """A port that is free now."""
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        port: int = sock.getsockname()[1]
-        return port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from polar.errors import RolloutError
 from polar.rollout.checks import is_loopback
 from polar.rollout.client import AsyncClient, Client
 from polar.rollout.models import SessionDispatchRequest, SessionResult, TaskRequest
+from polar.sockets import free_port
 from polar.testing.node import StubNode, broken, graded
 from polar.testing.rollout import TOKEN, listening, running_service, stub_rollouts
 from polar.train.gateways import Control
@@ -105,9 +105,7 @@ async def test_streams_and_waits_go_on_over_a_restart_of_the_service(tmp_path: P
         return graded(request)
 
     node = StubNode(play=play, max_run_workers=8)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with listening(node.app) as own, AsyncClient(url, TOKEN) as polar:
         seen: list[int] = []

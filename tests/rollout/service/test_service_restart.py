@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from polar.errors import ConfigError
 from polar.rollout.config import RolloutConfig
 from polar.rollout.models import SessionDispatchRequest, SessionResult
 from polar.rollout.service import Service
+from polar.sockets import free_port
 from polar.testing.node import StubNode, broken, graded
 from polar.testing.rollout import TOKEN, listening, running_service
 
@@ -98,9 +98,7 @@ async def test_kill_dash_nine_loses_nothing_and_doubles_nothing(tmp_path: Path) 
         await asyncio.sleep(rng.uniform(0, 0.3))
         return broken(request) if rng.random() < 0.3 else graded(request, reward=float(request.sample))
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     script = tmp_path / "child.py"
     script.write_text(CHILD)
