@@ -29,8 +29,8 @@ from polar.testing.engine import Call, Reply, serve_scripted
 
 HEARTBEAT_S, LEASE_S = 0.5, 4.0
 ENGINE_TIMEOUT_S = 6.0
-HANG_S = 8.0
-"""The agent's time of those that never end."""
+HANG_S = 16.0
+"""The agent's time of those that never end: twice what an engine is stalled for, so that the calls before are made."""
 LONG_S = 240.0
 TOKEN = "soak-token"
 _AGENT = Path(__file__).with_name("soak_agent.py")
